@@ -1,0 +1,160 @@
+"""Every error that liveset raises on purpose.
+
+The tree, grouped by what a caller would do about it::
+
+    DatasetError
+    ├── NotFound (FileNotFoundError)
+    │   ├── DatasetNotFound (ValueError)   no dataset at this path: check the path, or write one with optimize()
+    │   ├── VersionNotFound                the dataset never had this version
+    │   └── VersionExpired                 the version's files are gone: open a newer one
+    ├── PositionOutOfRange (IndexError, ValueError)   no sample at this position
+    ├── SampleError (ValueError)           a sample cannot be stored as it is: change what fn returns
+    ├── PickleRefused (ValueError)         a field needs allow_pickle=True to be written or read
+    ├── DatasetExists (RuntimeError)       optimize() without a mode found a dataset: choose mode="append" or "overwrite"
+    ├── WorkerError (RuntimeError)         fn raised or a worker process died; nothing was committed
+    ├── Conflict                           somebody else's commit stands in the way; nothing was committed
+    │   ├── OverwriteConflict              the dataset was replaced, or appeared, meanwhile
+    │   └── SchemaConflict                 samples do not fit the schema of the dataset
+    ├── CommitUnknown                      nobody knows yet whether the commit landed; its files are kept
+    ├── UnsafeStore                        no file locks here: commits cannot be made safe
+    ├── ForeignEdit                        another program replaced index.json
+    ├── FormatError (ValueError)
+    │   ├── UnsupportedFormat              written by a newer liveset, or with a feature that is not supported
+    │   └── Corrupt                        a file is damaged; `file` names it
+    ├── MissingDependency (ModuleNotFoundError)   an optional package is needed; the message names it
+    └── StorageError (OSError)             the disk or the network failed
+
+Each error is also the builtin that a caller would catch. Keyword arguments become attributes, and errors survive pickling, so that they can cross
+process boundaries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "CommitUnknown",
+    "Conflict",
+    "Corrupt",
+    "DatasetError",
+    "DatasetExists",
+    "DatasetNotFound",
+    "ForeignEdit",
+    "FormatError",
+    "MissingDependency",
+    "NotFound",
+    "OverwriteConflict",
+    "PickleRefused",
+    "PositionOutOfRange",
+    "SampleError",
+    "SchemaConflict",
+    "StorageError",
+    "UnsafeStore",
+    "UnsupportedFormat",
+    "VersionExpired",
+    "VersionNotFound",
+    "WorkerError",
+]
+
+
+class DatasetError(Exception):
+    """Base of every error that liveset raises on purpose."""
+
+    def __init__(self, message: str = "", **attributes: Any) -> None:
+        super().__init__(message)
+        self.__dict__.update(attributes)
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class NotFound(DatasetError, FileNotFoundError):
+    """A file or a version that was asked for is not there."""
+
+
+class DatasetNotFound(NotFound, ValueError):
+    """The path holds no dataset (no ``index.json``)."""
+
+
+class VersionNotFound(NotFound):
+    """The dataset never had the version that was asked for."""
+
+
+class VersionExpired(NotFound):
+    """The version existed, but files that it needs have been removed."""
+
+
+class PositionOutOfRange(DatasetError, IndexError, ValueError):
+    """No sample stands at the position that was asked for."""
+
+
+class SampleError(DatasetError, ValueError):
+    """A sample cannot be stored so that it reads back equal; ``field`` names the place."""
+
+    field: str = ""
+
+
+class PickleRefused(DatasetError, ValueError):
+    """A field holds objects that only pickle can carry, and pickle was not allowed; ``field`` names it."""
+
+    field: str = ""
+
+
+class DatasetExists(DatasetError, RuntimeError):
+    """A dataset stands where a new one should be written, and no mode was given."""
+
+
+class WorkerError(DatasetError, RuntimeError):
+    """The user's function raised, or a worker process died; nothing was committed."""
+
+
+class Conflict(DatasetError):
+    """Another commit made this one impossible; nothing was changed."""
+
+
+class OverwriteConflict(Conflict):
+    """The dataset was replaced, or came into being, while this change was prepared."""
+
+
+class SchemaConflict(Conflict, ValueError):
+    """Samples do not fit the schema of the dataset; ``field`` names the place where known."""
+
+    field: str = ""
+
+
+class CommitUnknown(DatasetError):
+    """The store did not say whether the commit landed; ``session`` identifies it, and its files are kept."""
+
+    session: str = ""
+
+
+class UnsafeStore(DatasetError):
+    """The storage offers no lock or compare-and-swap, so a commit could lose another one."""
+
+
+class ForeignEdit(DatasetError):
+    """Another program replaced ``index.json`` or a version file; ``file`` names it."""
+
+    file: str = ""
+
+
+class FormatError(DatasetError, ValueError):
+    """The bytes on disk are not what the format asks for."""
+
+
+class UnsupportedFormat(FormatError):
+    """The dataset needs a feature that this version of liveset does not have."""
+
+
+class Corrupt(FormatError):
+    """A file of the dataset is damaged; ``file`` names it."""
+
+    file: str = ""
+
+
+class MissingDependency(DatasetError, ModuleNotFoundError):
+    """An optional package is not installed; the message says which one and how to get it."""
+
+
+class StorageError(DatasetError, OSError):
+    """The disk or the network failed; the message names the file."""
