@@ -1,0 +1,73 @@
+"""The open chunks of one version: files mapped into memory, a bounded number of them."""
+
+from __future__ import annotations
+
+import threading
+
+from liveset.errors import Corrupt, VersionExpired
+from liveset.format import codec
+from liveset.format.chunk import Buffer, Chunk, open_chunk, plain_buffer
+from liveset.format.index import ChunkRecord
+from liveset.format.schema import Decoder
+from liveset.snapshot import Snapshot
+
+# A map costs a file descriptor and no memory of its own; an inflated file costs its size.
+MAX_OPEN = 128
+MAX_HELD = 256_000_000
+
+
+class OpenChunks:
+    """Opens the chunks of a snapshot on demand and keeps the latest ones; safe to use from several threads.
+
+    Args:
+        snapshot: the version to read.
+        decoder: what turns items into samples.
+        verify: check the checksum of each file when it is opened, and read it from a private copy afterwards.
+    """
+
+    def __init__(self, snapshot: Snapshot, decoder: Decoder, *, verify: bool = False) -> None:
+        self._snapshot, self._decoder, self._verify = snapshot, decoder, verify
+        config = snapshot.index.config
+        self._compression = codec.Compression.from_config(config) if config is not None else None
+        self._open: dict[int, Chunk] = {}
+        self._held: dict[int, int] = {}
+        self._lock = threading.Lock()
+        # The lookup of a chunk that is open: a plain dict read, which needs no lock.
+        self.get = self._open.get
+
+    def __getitem__(self, number: int) -> Chunk:
+        return self._open.get(number) or self._load(number)
+
+    def _load(self, number: int) -> Chunk:
+        record = self._snapshot.index.chunks[number]
+        buffer = self._verified(number, record) if self._verify else self._buffer(number, record)
+        chunk = open_chunk(buffer, record, self._decoder, self._compression)
+        held = record.size if self._verify or (self._compression is not None and self._compression.level == "chunk") else 0
+        with self._lock:
+            self._open[number] = chunk
+            self._held[number] = held
+            while len(self._open) > MAX_OPEN or (len(self._open) > 1 and sum(self._held.values()) > MAX_HELD):
+                oldest = next(iter(self._open))
+                if oldest == number:  # it was opened twice at once and stands first
+                    self._open[number] = self._open.pop(number)
+                    continue
+                del self._open[oldest], self._held[oldest]
+        return chunk
+
+    def _buffer(self, number: int, record: ChunkRecord) -> Buffer:
+        try:
+            return plain_buffer(self._snapshot.chunk_buffer(number))
+        except VersionExpired:
+            # The old tool inflates whole-file compressed chunks where they lie and deletes the originals.
+            if self._compression is None or self._compression.level != "chunk":
+                raise
+            inflated = record.filename.replace(f".{self._compression.name}", "")
+            if inflated == record.filename:
+                raise
+            return plain_buffer(self._snapshot.store.map(inflated, record.size))
+
+    def _verified(self, number: int, record: ChunkRecord) -> Buffer:
+        data = bytes(self._buffer(number, record)[:])
+        if record.check and codec.checksum(data) != record.check:
+            raise Corrupt(f"{record.filename} is damaged: its checksum differs from the index.", file=record.filename)
+        return data

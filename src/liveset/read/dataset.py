@@ -1,0 +1,342 @@
+"""StreamingDataset: one version of a dataset, read by position, by slice and in training order."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import os
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, repeat
+from pathlib import Path
+from typing import Any, overload
+
+from liveset.errors import DatasetNotFound, PositionOutOfRange
+from liveset.format.index import Index
+from liveset.format.schema import Decoder, Schema
+from liveset.read.chunks import OpenChunks
+from liveset.read.grid import detect_grid
+from liveset.read.info import DatasetInfo, describe
+from liveset.read.options import check_dataset_options, resolve_window
+from liveset.read.plan import Grid, Region, Share, positions, rank_length, region_order, shares, subsample_regions
+from liveset.read.view import MapView
+from liveset.snapshot import Snapshot, open_snapshot
+from liveset.storage import open_store
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """How samples are decoded."""
+
+    fields: tuple[str, ...] | None
+    allow_pickle: bool
+    serializers: Mapping[str, Any] | None
+    verify: bool
+
+
+class StreamingDataset:
+    """A dataset written by ``optimize``, read by position, by slice and by iteration.
+
+    The version is resolved once, when the object is made: later commits do not change what it reads. Where torch is installed it is a
+    ``torch.utils.data.IterableDataset``. Reads are safe from several threads, and iterators are independent of each other.
+
+    Args:
+        input_dir: path of the dataset.
+        shuffle: iterate in a new random order each epoch, a pure function of ``seed`` and epoch.
+        drop_last: give each rank the same number of samples; by default only with several ranks.
+        seed: of the shuffle.
+        serializers: readers for leaf types by name: objects with ``deserialize(bytes)``.
+        subsample: part of the dataset to read: 0.1 is a tenth, 2.0 is everything twice.
+        index_path: an index file (or its folder) to use instead of the dataset's own.
+        transform: a callable, or a list of them, applied to each sample in turn.
+        item_shuffle_window: samples inside a chunk are shuffled in blocks of this many; "full" shuffles whole chunks. Default 256.
+        version: number of the version to read; None is the newest.
+        fields: names of the fields to decode, such as ``["label", "meta.id"]``; the others are left out of the samples.
+        verify_reads: check the checksum of every chunk before its samples are used.
+        allow_pickle: let samples create objects of any type. Only for datasets whose origin you trust.
+
+    The other arguments of the old tool's signature are accepted where they only tune (``cache_dir``, ``max_cache_size``,
+    ``max_pre_download``, ``batch_decode``, ``num_canonical_nodes``, ``window_direct_io``, ``force_override_state_dict``) and refused where
+    they would change results.
+
+    Raises:
+        DatasetNotFound: there is no dataset (also a ``FileNotFoundError`` and a ``ValueError``).
+        VersionNotFound, VersionExpired: the version never existed, or its files are gone.
+        Corrupt, UnsupportedFormat: the index is damaged, or was written by a newer liveset.
+
+    Example:
+        >>> import liveset
+        >>> liveset.optimize(lambda i: {"id": i, "square": i * i}, inputs=range(100), output_dir=tmp / "squares")
+        >>> ds = liveset.StreamingDataset(tmp / "squares")
+        >>> len(ds), ds[7], ds[-1]["id"]
+        (100, {'id': 7, 'square': 49}, 99)
+    """
+
+    def __init__(
+        self,
+        input_dir: str | os.PathLike[str],
+        cache_dir: str | None = None,
+        item_loader: Any = None,
+        shuffle: bool = False,
+        drop_last: bool | None = None,
+        seed: int = 42,
+        serializers: Mapping[str, Any] | None = None,
+        max_cache_size: float | str | None = None,
+        subsample: float = 1.0,
+        encryption: Any = None,
+        storage_options: Mapping[str, Any] | None = None,
+        session_options: Mapping[str, Any] | None = None,
+        max_pre_download: int = 2,
+        index_path: str | os.PathLike[str] | None = None,
+        force_override_state_dict: bool = False,
+        transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
+        num_canonical_nodes: int | None = None,
+        batch_decode: str | int = "auto",
+        item_shuffle_window: str | int | None = None,
+        window_direct_io: bool = False,
+        *,
+        version: int | None = None,
+        fields: Iterable[str] | None = None,
+        verify_reads: bool = False,
+        allow_pickle: bool = False,
+    ) -> None:
+        self._transforms = check_dataset_options(
+            shuffle=shuffle,
+            subsample=subsample,
+            transform=transform,
+            later={
+                "item_loader": item_loader,
+                "encryption": encryption,
+                "storage_options": storage_options,
+                "session_options": session_options,
+            },
+        )
+        self._window = resolve_window(item_shuffle_window)
+        self.shuffle, self.drop_last, self.seed = shuffle, drop_last, seed
+        self.batch_size, self.num_workers, self.current_epoch = 1, 1, 1
+        self._settings = _Settings(None if fields is None else tuple(fields), allow_pickle, serializers, verify_reads)
+        self._open(_resolve(input_dir, index_path, version))
+        regions = [Region(number, 0, record.samples) for number, record in enumerate(self._snapshot.index.chunks)]
+        self._arrange(subsample_regions(regions, subsample, shuffle=shuffle, seed=seed))
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    def _open(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        config = snapshot.index.config
+        self._schema = Schema.from_config(config, snapshot.index.file) if config is not None else None
+        self._chunks: OpenChunks | None = None
+        if self._schema is not None:
+            decoder = Decoder(
+                self._schema,
+                fields=self._settings.fields,
+                allow_pickle=self._settings.allow_pickle,
+                serializers=self._settings.serializers,
+                strict=snapshot.index.edit is not None,
+            )
+            self._chunks = OpenChunks(snapshot, decoder, verify=self._settings.verify)
+
+    def _arrange(self, regions: list[Region]) -> None:
+        self._regions = regions
+        self._sizes = [stop - start for _, start, stop in regions]
+        self._starts = list(accumulate(self._sizes, initial=0))
+        self._length = self._starts[-1]
+
+    def __copy__(self) -> StreamingDataset:
+        """Share the open chunks instead of opening the dataset again."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_chunks"], state["_schema"], state["_starts"], state["_sizes"]
+        state["_snapshot"] = (self._snapshot.store.url, self._snapshot.index.source, self._snapshot.index.file)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        url, source, file = state["_snapshot"]
+        self._open(Snapshot(open_store(url), Index.parse(source, file)))
+        self._arrange(self._regions)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # torch asks for it in isinstance(), and may have been imported after liveset
+        _register_with_torch()
+        return type(self)
+
+    # --- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """Where the dataset is."""
+        return self._snapshot.store.url
+
+    @property
+    def version(self) -> int:
+        """The version that is read; 0 for a dataset that another program wrote."""
+        return self._snapshot.version
+
+    @property
+    def schema(self) -> Schema | None:
+        """Fields and leaf types of the samples; None for a dataset that never had one."""
+        return self._schema
+
+    @property
+    def samples(self) -> int:
+        """Number of samples, over all ranks and workers."""
+        return self._length
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """What ``liveset.set_attributes`` recorded: name, licence, free text."""
+        return self._snapshot.index.attributes
+
+    def info(self) -> DatasetInfo:
+        """Return samples, chunks, bytes, schema and versions of the dataset."""
+        return describe(self._snapshot)
+
+    def __repr__(self) -> str:
+        return f"StreamingDataset({self.path!r}, version={self.version}, samples={self._length})"
+
+    # --- by position -------------------------------------------------------------------------------------------------
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    @overload
+    def __getitem__(self, index: str) -> Any: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the sample at a position (negative ones count from the end), or the list of samples of a slice."""
+        if type(index) is not int:
+            if isinstance(index, slice):
+                return list(map(self.__getitem__, range(*index.indices(self._length))))
+            if isinstance(index, str):
+                raise KeyError(
+                    f"Keyed access requires a keys/ index next to the dataset. {self.path} has none, so {index!r} cannot be looked up."
+                )
+            index = operator.index(index)
+        if not 0 <= index < self._length:
+            if -self._length <= index < 0:
+                index += self._length
+            else:
+                raise PositionOutOfRange(
+                    f"no sample at position {index} of {self.path}, which has {self._length}: "
+                    "it didn't find a match within the chunk intervals."
+                )
+        number = bisect_right(self._starts, index) - 1
+        chunk, start, _ = self._regions[number]
+        chunks = self._chunks
+        sample = (chunks.get(chunk) or chunks[chunk]).read(index - self._starts[number] + start)  # type: ignore[union-attr, index]
+        for transform in self._transforms:
+            sample = transform(sample)
+        return sample
+
+    def as_map(self) -> MapView:
+        """Return a map-style view: length and positions, without iteration order, for samplers and plain data loaders."""
+        return MapView(self)
+
+    def subset(self, indices: Sequence[int] | slice) -> StreamingDataset:
+        """Return a dataset of the samples at these positions; order and repetitions are kept.
+
+        Raises:
+            ValueError: a position is negative or too large.
+        """
+        chosen = range(*indices.indices(self._length)) if isinstance(indices, slice) else [operator.index(i) for i in indices]
+        if any(not 0 <= index < self._length for index in chosen):
+            raise ValueError(f"Subset indices must be in [0, {self._length}).")
+        regions: list[Region] = []
+        for index in chosen:
+            number = bisect_right(self._starts, index) - 1
+            slot = index - self._starts[number] + self._regions[number].start
+            if regions and regions[-1].chunk == self._regions[number].chunk and regions[-1].stop == slot:
+                regions[-1] = Region(regions[-1].chunk, regions[-1].start, slot + 1)
+            else:
+                regions.append(Region(self._regions[number].chunk, slot, slot + 1))
+        other = copy.copy(self)
+        other._arrange(regions)  # noqa: SLF001 - another object of this class
+        return other
+
+    # --- in training order -------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of samples that the workers of this rank read in an epoch."""
+        return self.get_len(self.num_workers, self.batch_size)
+
+    def get_len(self, num_workers: int, batch_size: int) -> int:
+        """Return the length for another number of workers and another batch size."""
+        grid = detect_grid(workers=num_workers, batch=batch_size)
+        return rank_length(self._length, Grid(grid.world, grid.rank, max(num_workers, 1), 0, batch_size), self._drops_last(grid))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Start a new pass over the samples of this rank and worker; ``current_epoch`` grows when it is exhausted."""
+        grid = detect_grid(workers=1, batch=self.batch_size)
+        order = region_order(len(self._regions), shuffle=self.shuffle, seed=self.seed, epoch=self.current_epoch)
+        mine = shares(self._sizes, order, grid, self._drops_last(grid))
+        samples: Iterator[Any] = chain.from_iterable(chain(map(self._read_share, mine, repeat(self.current_epoch)), self._end_of_epoch()))
+        for transform in self._transforms:
+            samples = map(transform, samples)
+        return samples
+
+    def _read_share(self, share: Share, epoch: int) -> Iterator[Any]:
+        assert self._chunks is not None
+        number, first, _ = self._regions[share.region]
+        chunk = self._chunks[number]
+        if not self.shuffle:
+            return chunk.iterate(first + share.start, first + share.stop)
+        order = positions(share, len(self._regions), seed=self.seed, epoch=epoch, window=self._window)
+        return map(chunk.read, [first + position for position in order] if first else order)
+
+    def _end_of_epoch(self) -> Iterator[tuple[()]]:
+        """Yield no sample, when all have been read."""
+        self.current_epoch += 1
+        yield ()
+
+    def _drops_last(self, grid: Grid) -> bool:
+        return grid.world > 1 if self.drop_last is None else self.drop_last
+
+    def set_epoch(self, current_epoch: int) -> None:
+        """Choose the epoch (from 1) of the next pass."""
+        self.current_epoch = current_epoch
+
+    def set_shuffle(self, shuffle: bool) -> None:
+        """Turn shuffling on or off for the next pass."""
+        self.shuffle = shuffle
+
+    def set_drop_last(self, drop_last: bool) -> None:
+        """Choose whether all ranks get the same number of samples."""
+        self.drop_last = drop_last
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Set the batch size that the split over workers is made for."""
+        self.batch_size = batch_size
+
+    def set_num_workers(self, num_workers: int) -> None:
+        """Set the number of loader workers that the length is told for."""
+        self.num_workers = max(num_workers, 1)
+
+
+def _resolve(input_dir: str | os.PathLike[str], index_path: str | os.PathLike[str] | None, version: int | None) -> Snapshot:
+    store = open_store(input_dir)
+    if index_path is None:
+        return open_snapshot(store, version)
+    if version is not None:
+        raise ValueError("index_path= and version= both choose what is read: give one of them.")
+    file = Path(index_path)
+    file = file / "index.json" if file.is_dir() else file
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError as error:
+        raise DatasetNotFound(f"index_path= names {file}, which does not exist.", path=os.fspath(file)) from error
+    return Snapshot(store, Index.parse(data, os.fspath(file)))
+
+
+def _register_with_torch() -> None:
+    """Make every StreamingDataset an ``IterableDataset``, once torch's data package is there."""
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and not issubclass(StreamingDataset, data.IterableDataset):
+        data.IterableDataset.register(StreamingDataset)
