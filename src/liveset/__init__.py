@@ -1,0 +1,123 @@
+"""Streaming training datasets that can be edited in place.
+
+Names are loaded on first use (PEP 562), so that ``import liveset`` costs nothing until something is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from liveset.errors import (
+        CommitUnknown,
+        Conflict,
+        Corrupt,
+        DatasetError,
+        DatasetExists,
+        DatasetNotFound,
+        ForeignEdit,
+        FormatError,
+        MissingDependency,
+        NotFound,
+        OverwriteConflict,
+        PickleRefused,
+        PositionOutOfRange,
+        SampleError,
+        SchemaConflict,
+        StorageError,
+        UnsafeStore,
+        UnsupportedFormat,
+        VersionExpired,
+        VersionNotFound,
+        WorkerError,
+    )
+    from liveset.format.media import File, Image, Jpeg, JpegArray, Pil, Tensor, Text
+    from liveset.format.schema import Schema
+    from liveset.read.dataset import StreamingDataset
+    from liveset.read.info import DatasetInfo
+    from liveset.tools.attributes import set_attributes
+    from liveset.tools.export import export
+    from liveset.tools.verify import VerifyReport, verify
+    from liveset.write.optimize import optimize
+
+_WHERE = {
+    "DatasetInfo": "liveset.read.info",
+    "File": "liveset.format.media",
+    "Image": "liveset.format.media",
+    "Jpeg": "liveset.format.media",
+    "JpegArray": "liveset.format.media",
+    "Pil": "liveset.format.media",
+    "Schema": "liveset.format.schema",
+    "StreamingDataset": "liveset.read.dataset",
+    "Tensor": "liveset.format.media",
+    "Text": "liveset.format.media",
+    "VerifyReport": "liveset.tools.verify",
+    "export": "liveset.tools.export",
+    "optimize": "liveset.write.optimize",
+    "set_attributes": "liveset.tools.attributes",
+    "verify": "liveset.tools.verify",
+}
+_ERRORS = (
+    "CommitUnknown Conflict Corrupt DatasetError DatasetExists DatasetNotFound ForeignEdit FormatError MissingDependency NotFound "
+    "OverwriteConflict PickleRefused PositionOutOfRange SampleError SchemaConflict StorageError UnsafeStore UnsupportedFormat "
+    "VersionExpired VersionNotFound WorkerError"
+).split()
+_WHERE.update(dict.fromkeys(_ERRORS, "liveset.errors"))
+
+__all__ = [
+    "CommitUnknown",
+    "Conflict",
+    "Corrupt",
+    "DatasetError",
+    "DatasetExists",
+    "DatasetInfo",
+    "DatasetNotFound",
+    "File",
+    "ForeignEdit",
+    "FormatError",
+    "Image",
+    "Jpeg",
+    "JpegArray",
+    "MissingDependency",
+    "NotFound",
+    "OverwriteConflict",
+    "PickleRefused",
+    "Pil",
+    "PositionOutOfRange",
+    "SampleError",
+    "Schema",
+    "SchemaConflict",
+    "StorageError",
+    "StreamingDataset",
+    "Tensor",
+    "Text",
+    "UnsafeStore",
+    "UnsupportedFormat",
+    "VerifyReport",
+    "VersionExpired",
+    "VersionNotFound",
+    "WorkerError",
+    "__version__",
+    "export",
+    "optimize",
+    "set_attributes",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module = _WHERE[name]
+    except KeyError:
+        raise AttributeError(f"module 'liveset' has no attribute {name!r}") from None
+    value = getattr(importlib.import_module(module), name)
+    value.__module__ = "liveset"  # tracebacks and docs show the public path; pickles stay valid because the name is found there
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,46 @@
+"""Attributes: what a dataset says about itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from liveset.edit.changes import SetAttributes
+from liveset.edit.commit import commit
+from liveset.snapshot import open_snapshot
+from liveset.storage import open_store
+
+
+def set_attributes(path: str | os.PathLike[str], attributes: Mapping[str, Any] | None = None, /, **more: Any) -> int:
+    """Record facts about a dataset, such as its name, licence or a free text, in one commit.
+
+    Args:
+        path: of the dataset.
+        attributes: names and JSON values; None removes one, and those not named stay.
+        more: the same as keyword arguments.
+
+    Returns:
+        The number of the new version.
+
+    Raises:
+        DatasetNotFound: there is no dataset.
+        TypeError: a value is not JSON.
+
+    Example:
+        >>> liveset.set_attributes(path, name="digits", licence="CC-BY-4.0")
+        2
+        >>> liveset.StreamingDataset(path).attributes["licence"]
+        'CC-BY-4.0'
+    """
+    chosen = {**(attributes or {}), **more}
+    store = open_store(path)
+    base = open_snapshot(store).index
+    if not chosen:
+        return base.version
+    if not all(isinstance(name, str) for name in chosen):
+        raise TypeError("the names of attributes must be text")
+    return commit(store, SetAttributes(chosen), base).version
+
+
+__all__ = ["set_attributes"]
