@@ -1,0 +1,209 @@
+"""The commit: turns a change into the next version of a dataset, or says honestly that it did not.
+
+The head is replaced by compare-and-swap, and nothing else is ever replaced. Before that the parent is archived, so that no version is
+lost; after it, the outcome is read back from the head wherever the answer does not settle it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+
+from liveset.edit.changes import Change, Stamp, apply
+from liveset.edit.rebase import check_rebase
+from liveset.edit.versions import entries, entries_since, find_session
+from liveset.errors import CommitUnknown, Conflict, DatasetError, ForeignEdit, NotFound, UnsupportedFormat
+from liveset.format.index import Index
+from liveset.format.stamp import WRITE_FEATURES
+from liveset.storage import HEAD, VERSIONS, Head, Store, Swap, version_name
+
+__all__ = ["Policy", "commit", "new_token"]
+
+_log = logging.getLogger("liveset")
+
+
+def new_token() -> str:
+    """Sixteen hex digits that nobody else draws."""
+    return secrets.token_hex(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How stubborn a commit is, and where it takes time and chance from."""
+
+    attempts: int = 200
+    """Races that may be lost before giving up."""
+    sends: int = 4
+    """How often the same bytes are sent while nobody knows whether they arrived."""
+    first_pause: float = 0.005
+    longest_pause: float = 0.5
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    token: Callable[[], str] = new_token
+    sleep: Callable[[float], object] = time.sleep
+
+    def pause(self, number: int) -> None:
+        """Waits before the next try: longer each time, and by chance, so that writers who met once do not meet again."""
+        self.sleep(random.uniform(0, min(self.longest_pause, self.first_pause * 2 ** min(number, 16))))
+
+
+class Outcome(Enum):
+    """What the head says about a swap that was sent."""
+
+    COMMITTED = "committed"
+    LOST = "lost"
+    OPEN = "open"
+    """The head is still the parent: the request may yet arrive."""
+
+
+def commit(
+    store: Store,
+    change: Change,
+    base: Index | None,
+    *,
+    session: str | None = None,
+    message: str = "",
+    policy: Policy | None = None,
+) -> Index:
+    """Commits a change that was made for ``base`` (None: for a place without a dataset) and returns the new version.
+
+    A ``session`` names the work: if it is in the history already, its version is returned and nothing is committed twice. Raises
+    ``Conflict`` when the change does not fit what was committed since ``base``, and ``CommitUnknown`` when the store does not say whether
+    it landed; after that the same call with the same session settles it.
+    """
+    return _Commit(store, change, base, session, message, policy or Policy()).run()
+
+
+class _Commit:
+    def __init__(self, store: Store, change: Change, base: Index | None, session: str | None, message: str, policy: Policy) -> None:
+        self.store, self.change, self.base, self.message, self.policy = store, change, base, message, policy
+        self.token = policy.token()
+        self.named = session is not None
+        self.session = session if session is not None else self.token
+        self.searched = 0  # versions up to this one hold no commit of our session
+
+    def run(self) -> Index:
+        for attempt in range(self.policy.attempts):
+            if attempt:
+                self.policy.pause(attempt)
+            head, parent = self.read()
+            if self.named and (done := self.find_done(parent)) is not None:
+                return done
+            check_rebase(self.change, self.base, parent, entries_since(self.store, parent, self.base))
+            stamp = Stamp(f"{self.token}.{attempt}", self.session, self.policy.now(), self.message)
+            new = apply(parent, self.change, stamp)
+            if head is not None and parent is not None:
+                self.archive(head, parent)
+            if self.swap(head, parent, new):
+                _log.info("committed version %d of %s (%s, %d samples)", new.version, self.store.url, self.change.op, new.samples)
+                return new
+        raise Conflict(
+            f"gave up after losing {self.policy.attempts} races for the next version of {self.store.url}; nothing was committed."
+        )
+
+    def read(self) -> tuple[Head | None, Index | None]:
+        """The head, if it is one that may be built upon."""
+        for number in range(self.policy.attempts):
+            head = self.store.read_head()
+            parent = None if head is None else Index.parse(head.data, f"{self.store.url}/{HEAD}")
+            if not self.later_than(parent):
+                break
+            # Seen between two looks: either others were quicker, or an old head was put back. Only then does it stay the same.
+            again = self.store.read_head()
+            if (again and again.tag) == (head and head.tag):
+                raise self.foreign(f"{VERSIONS} holds versions that it does not know of" if parent else "it is missing")
+            self.policy.pause(number)
+        if parent is not None and parent.edit is not None:
+            if not parent.digest_matches():
+                raise self.foreign(f"it does not fit the stamp of version {parent.version}")
+            unknown = sorted(set(parent.edit.requires_write) - WRITE_FEATURES)
+            if unknown:
+                raise UnsupportedFormat(
+                    f"{self.store.url} may only be changed by a newer liveset: it needs {', '.join(map(repr, unknown))} "
+                    "(edit.requires.write). Update liveset."
+                )
+        return head, parent
+
+    def later_than(self, parent: Index | None) -> bool:
+        """Whether versions after the head, or any where the head has no stamp, are archived: it is not the head that liveset left."""
+        if parent is not None and parent.edit is not None:
+            try:
+                self.store.read(version_name(parent.version + 1), 0, 1)
+            except NotFound:
+                return False
+            return True
+        # The archive of version 0 is what a first commit leaves that did not get as far as the swap.
+        return any(entry.name != version_name(0) for entry in self.store.list(VERSIONS)) if parent else any(self.store.list(VERSIONS))
+
+    def foreign(self, reason: str) -> ForeignEdit:
+        path = f"{self.store.url}/{HEAD}"
+        return ForeignEdit(
+            f"{path} was removed, replaced or changed by another program: {reason}. Nothing was committed. "
+            f"Put back the newest file of {VERSIONS} as {HEAD}, or, to go on without the history, remove {VERSIONS} and the member `edit`.",
+            file=path,
+        )
+
+    def find_done(self, parent: Index | None) -> Index | None:
+        """The version that a commit of the same session made, if there is one."""
+        if parent is None:
+            return None
+        entry = find_session(self.store, parent, self.session, above=self.searched)
+        self.searched = parent.version
+        if entry is None:
+            return None
+        if entry.version == parent.version:
+            return parent
+        return Index.parse(self.store.read(version_name(entry.version)), version_name(entry.version))
+
+    def archive(self, head: Head, parent: Index) -> None:
+        """Keeps the bytes of the parent. Whoever comes first does it; so an archived version always was the head."""
+        self.store.write_once(version_name(parent.version), head.data)
+
+    def swap(self, head: Head | None, parent: Index | None, new: Index) -> bool:
+        """Sends the new head until its fate is known: True if it is in the history, False if it never will be."""
+        tag = head.tag if head else None
+        for sent in range(self.policy.sends):
+            if sent:
+                self.policy.pause(sent)
+            try:
+                if self.store.swap_head(new.to_bytes(), tag) is Swap.SWAPPED:
+                    return True
+                outcome = self.outcome(head, parent, new)
+            except (DatasetError, OSError) as error:
+                if sent == 0 and not isinstance(error, _Unread):
+                    raise  # the first send raises only if it is certain that nothing changed
+                raise self.unknown() from error
+            if outcome is not Outcome.OPEN:
+                return outcome is Outcome.COMMITTED
+            # The same bytes and tag again: whichever request arrives, the others can never match after it. A new id could land twice.
+        raise self.unknown()
+
+    def outcome(self, head: Head | None, parent: Index | None, new: Index) -> Outcome:
+        """Reads the outcome of a swap from the head."""
+        try:
+            now = self.store.read_head()
+            if (now and now.tag) == (head and head.tag):
+                return Outcome.OPEN
+            if now is None:
+                return Outcome.LOST  # somebody removed the dataset; the tag that we expect is gone for ever
+            index = Index.parse(now.data)
+            ids = {entry.id for entry in entries(self.store, index, above=parent.version if parent else 0)}
+        except (DatasetError, OSError) as error:
+            raise _Unread from error
+        return Outcome.COMMITTED if new.id in ids else Outcome.LOST
+
+    def unknown(self) -> CommitUnknown:
+        return CommitUnknown(
+            f"nobody knows whether the commit to {self.store.url} landed: the store did not answer. Nothing was deleted. "
+            f"liveset.was_committed(..., {self.session!r}) tells later.",
+            session=self.session,
+        )
+
+
+class _Unread(DatasetError):
+    """The outcome of a swap could not be read back."""

@@ -1,0 +1,118 @@
+"""Rebase: whether a change that was made for one version may be applied to a later one. Pure: it looks at frozen data only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from liveset.edit.changes import Append, Change, Overwrite, SetAttributes
+from liveset.errors import Conflict, DatasetNotFound, OverwriteConflict, SchemaConflict
+from liveset.format.index import Index
+from liveset.format.stamp import HistoryEntry
+
+__all__ = ["check_rebase", "check_schema"]
+
+_ADDITIVE = frozenset(("append", "attributes", "replace", "delete", "compact", "tag", "fence"))
+"""Commits that leave the samples of an append where they belong; any other may have replaced the dataset."""
+_DEFAULTS = {
+    "data_format": None,
+    "data_spec": None,
+    "item_loader": "PyTreeLoader",
+    "compression": None,
+    "compression_level": None,
+    "encryption": None,
+    "temporal_schema": None,
+}
+"""Members of `config` that say how chunks are read, with what their absence means. All others are limits of the writer or hints."""
+
+
+def check_rebase(change: Change, base: Index | None, head: Index | None, since: Sequence[HistoryEntry]) -> None:
+    """Raises a ``Conflict`` if a change made for ``base`` must not be applied to ``head``.
+
+    ``since`` lists the commits after ``base`` up to and including the head.
+    """
+    if isinstance(change, SetAttributes):
+        _check_attributes(change, base, head)
+        return
+    if not (isinstance(change, Overwrite) and change.force):
+        _check_ground(change, base, head, since)
+    if isinstance(change, Append) and head is not None and head.chunks and change.records:
+        check_schema(head.config or {}, change.config or {})
+
+
+def check_schema(dataset: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Raises ``SchemaConflict`` if chunks of two configs cannot stand in one dataset."""
+    differing = [name for name, default in _DEFAULTS.items() if _meaning(dataset, name, default) != _meaning(new, name, default)]
+    if not differing:
+        return
+    lines = [f"  {name}: the dataset has {_short(dataset.get(name))}, the new samples have {_short(new.get(name))}" for name in differing]
+    raise SchemaConflict(
+        "The config isn't consistent between chunks. This shouldn't have happened.\n"
+        + "\n".join(lines)
+        + "\nThe dataset was not changed. Make the new samples like those of the dataset (same structure, leaf types, compression and "
+        "loader), or replace the dataset with mode='overwrite'.",
+        members=differing,
+    )
+
+
+def _check_ground(change: Change, base: Index | None, head: Index | None, since: Sequence[HistoryEntry]) -> None:
+    """The dataset that the change was made for must still be there."""
+    verb = "append to" if isinstance(change, Append) else "overwrite"
+    if base is None:
+        if head is not None and isinstance(change, Overwrite):
+            raise OverwriteConflict(
+                f"cannot overwrite: a dataset (version {head.version}, {head.samples} samples) appeared here meanwhile. "
+                "Nothing was changed. Look at it, then overwrite it again or use force=True."
+            )
+        return
+    if head is None:
+        raise OverwriteConflict(f"cannot {verb} the dataset: it was removed meanwhile (version {base.version} was there before).")
+    if not _descends(base, head, since):
+        raise OverwriteConflict(f"cannot {verb} the dataset: another one was put in its place meanwhile (now version {head.version}).")
+    if isinstance(change, Overwrite):
+        if since:
+            raise OverwriteConflict(
+                f"cannot overwrite: version {base.version} was to be replaced, but meanwhile {_told(since)} committed. "
+                "Nothing was changed. Overwrite again or use force=True."
+            )
+    elif replaced := [entry for entry in since if entry.op not in _ADDITIVE]:
+        raise OverwriteConflict(
+            f"cannot append to the dataset: it was replaced meanwhile ({_told(replaced)} committed after version {base.version}). "
+            "Nothing was changed. Append again if the samples belong to the new dataset."
+        )
+
+
+def _descends(base: Index, head: Index, since: Sequence[HistoryEntry]) -> bool:
+    if head.version == base.version:
+        return head.id == base.id and head.digest == base.digest
+    # The commits between the two must be all there, and the oldest of them must have been made on the base itself.
+    return head.version > base.version and [entry.version for entry in since] == list(range(head.version, base.version, -1))
+
+
+def _check_attributes(change: SetAttributes, base: Index | None, head: Index | None) -> None:
+    if head is None:
+        raise DatasetNotFound("cannot set attributes: no dataset is here.")
+    if base is None:
+        return
+    for name, value in change.attributes.items():
+        theirs = head.attributes.get(name)
+        if theirs not in (base.attributes.get(name), value):
+            raise Conflict(f"cannot set the attribute {name!r}: another commit changed it to {_short(theirs)} meanwhile.")
+
+
+def _meaning(config: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = config.get(name)
+    if name == "compression_level" and value == "chunk":
+        return None
+    return default if value is None else value
+
+
+def _told(entries: Sequence[HistoryEntry]) -> str:
+    words = [f"version {entry.version} ({entry.op})" for entry in entries[:3]]
+    return ", ".join(words) + (f" and {len(entries) - 3} more were" if len(entries) > 3 else " were" if len(entries) > 1 else " was")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,164 @@
+"""The stamp: the member ``edit`` of an index, which says what commit wrote it and what came before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from liveset.errors import Corrupt, UnsupportedFormat
+
+__all__ = ["FORMAT", "READ_FEATURES", "WRITE_FEATURES", "EditStamp", "HistoryEntry"]
+
+FORMAT = 1
+READ_FEATURES: frozenset[str] = frozenset()
+"""What ``edit.requires.read`` may name: without it a reader would return wrong samples."""
+WRITE_FEATURES: frozenset[str] = frozenset()
+"""What ``edit.requires.write`` may name: without it a writer would break a promise."""
+
+_KNOWN = frozenset(("format", "requires", "version", "id", "session", "parent", "op", "committed_at", "digest", "message", "history"))
+
+
+class HistoryEntry(NamedTuple):
+    """One commit, as its successors remember it."""
+
+    version: int
+    id: str
+    op: str
+    committed_at: str
+    session: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EditStamp:
+    """What commit wrote an index."""
+
+    version: int
+    id: str
+    session: str
+    op: str
+    committed_at: str
+    """ISO 8601 with time zone; later than the parent's, whatever the clocks say."""
+    digest: str = ""
+    message: str = ""
+    parent: tuple[int, str | None] | None = None
+    """Version and id of the index that this commit replaced; the id is None when another program wrote that one."""
+    history: tuple[HistoryEntry, ...] = ()
+    """The commits before this one, newest first; the older ones are found in the archived versions."""
+    requires_read: tuple[str, ...] = ()
+    requires_write: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Members that we do not know; they survive."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], file: str = "index.json") -> EditStamp:
+        """Checks the member ``edit`` of an index."""
+        form = data.get("format")
+        if type(form) is not int:
+            raise _bad(file, "format", "a whole number")
+        if form > FORMAT:
+            raise UnsupportedFormat(
+                f"{file} was written by a newer liveset (edit.format is {form}, {FORMAT} is the newest known). Update liveset.", file=file
+            )
+        requires = data.get("requires", {})
+        read, write = (_strings(requires.get(name, [])) if isinstance(requires, dict) else None for name in ("read", "write"))
+        if read is None or write is None:
+            raise _bad(file, "requires", "an object with lists of strings")
+        unknown = sorted(set(read) - READ_FEATURES)
+        if unknown:
+            raise UnsupportedFormat(
+                f"{file} needs what this liveset does not have: {', '.join(map(repr, unknown))} (edit.requires.read). Update liveset.",
+                file=file,
+            )
+        version, ident, op, time = data.get("version"), data.get("id"), data.get("op"), data.get("committed_at")
+        if type(version) is not int or version < 1:
+            raise _bad(file, "version", "a positive whole number")
+        if not isinstance(ident, str) or not ident:
+            raise _bad(file, "id", "a string")
+        if not isinstance(op, str):
+            raise _bad(file, "op", "a string")
+        if not isinstance(time, str) or _time(time) is None:
+            raise _bad(file, "committed_at", "a time in ISO 8601 with time zone")
+        texts = _strings([data.get(name, "") for name in ("session", "digest", "message")])
+        if texts is None:
+            raise _bad(file, "session, digest or message", "a string")
+        parent = data.get("parent")
+        if parent is not None:
+            if not isinstance(parent, dict) or type(parent.get("version")) is not int or not isinstance(parent.get("id"), str | None):
+                raise _bad(file, "parent", "an object with version and id, or null")
+            parent = (parent["version"], parent.get("id"))
+        history = data.get("history", [])
+        if not isinstance(history, list):
+            raise _bad(file, "history", "a list")
+        return cls(
+            version=version,
+            id=ident,
+            session=texts[0],
+            op=op,
+            committed_at=time,
+            digest=texts[1],
+            message=texts[2],
+            parent=parent,
+            history=tuple(_entry(item, file) for item in history),
+            requires_read=tuple(read),
+            requires_write=tuple(write),
+            extra={name: value for name, value in data.items() if name not in _KNOWN},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The member ``edit``; members of ``extra`` never hide the known ones."""
+        return {
+            **self.extra,
+            "format": FORMAT,
+            "requires": {"read": list(self.requires_read), "write": list(self.requires_write)},
+            "version": self.version,
+            "id": self.id,
+            "session": self.session,
+            "parent": None if self.parent is None else {"version": self.parent[0], "id": self.parent[1]},
+            "op": self.op,
+            "committed_at": self.committed_at,
+            "digest": self.digest,
+            "message": self.message,
+            "history": [list(entry) for entry in self.history],
+        }
+
+    def with_digest(self, digest: str) -> EditStamp:
+        """The same stamp for other members."""
+        return replace(self, digest=digest)
+
+    @property
+    def entry(self) -> HistoryEntry:
+        """How the history of later versions lists this commit."""
+        return HistoryEntry(self.version, self.id, self.op, self.committed_at, self.session, self.message)
+
+    @property
+    def time(self) -> datetime:
+        """``committed_at`` as a time with zone."""
+        time = _time(self.committed_at)
+        return time if time is not None else datetime.fromtimestamp(0, UTC)
+
+
+def _entry(item: Any, file: str) -> HistoryEntry:
+    # Newer versions may add facts to an entry; those behind the ones that we know are dropped.
+    texts = _strings(item[1 : len(HistoryEntry._fields)]) if isinstance(item, list) and len(item) >= 4 and type(item[0]) is int else None
+    if texts is None:
+        raise _bad(file, "history", "a list of [version, id, op, committed_at, ...]")
+    return HistoryEntry(item[0], *texts)
+
+
+def _strings(value: Any) -> list[str] | None:
+    return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else None
+
+
+def _bad(file: str, member: str, wanted: str) -> Corrupt:
+    return Corrupt(f"{file} is damaged: `edit.{member}` is not {wanted}.", file=file)

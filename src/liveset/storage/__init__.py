@@ -1,0 +1,34 @@
+"""Where the bytes live: the only package that touches the disk."""
+
+from __future__ import annotations
+
+import os
+
+from liveset.storage.store import HEAD, PRIVATE, VERSIONS, Buffer, Entry, Head, Store, Swap, Tag, as_buffers, check_name, version_name
+
+__all__ = [
+    "HEAD",
+    "PRIVATE",
+    "VERSIONS",
+    "Buffer",
+    "Entry",
+    "Head",
+    "Store",
+    "Swap",
+    "Tag",
+    "as_buffers",
+    "check_name",
+    "open_store",
+    "version_name",
+]
+
+
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """Opens the place at ``path``; nothing is created before the first write."""
+    from liveset.storage.local import LocalStore
+
+    text = os.fspath(path)
+    scheme, colon, rest = text.partition("://")
+    if colon and scheme != "file":
+        raise ValueError(f"{text!r}: only local paths are supported so far, not {scheme}://")
+    return LocalStore(rest if colon else text)

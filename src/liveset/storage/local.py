@@ -1,0 +1,329 @@
+"""The local store: a directory on a file system with working ``flock`` and ``rename``."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+
+import xxhash
+
+from liveset.errors import Corrupt, DatasetError, ForeignEdit, NotFound, StorageError, UnsafeStore
+from liveset.storage.files import Files
+from liveset.storage.lock import locked
+from liveset.storage.store import HEAD, PRIVATE, VERSIONS, Buffer, Entry, Head, Swap, Tag, as_buffers, check_name
+
+__all__ = ["LocalStore"]
+
+_LOCK = PRIVATE + "lock"
+_BATCH = 1024  # buffers in one writev; POSIX lets a system refuse more
+_STEP = 1 << 30  # bytes in one read; Linux never moves more than 2 GiB at once
+_LEFTOVER = re.compile(r"(index|[0-9]{8}|clock)\.json\.[0-9a-f]{16}\.tmp")
+_READ = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # the latter for Windows, where reading works
+
+
+class LocalStore:
+    """A dataset in a directory of this machine; reading never creates anything."""
+
+    def __init__(self, root: str | os.PathLike[str], *, lock_timeout: float = 60.0, files: Files | None = None) -> None:
+        self._root = os.path.abspath(os.fspath(root))
+        self._lock_timeout = lock_timeout
+        self._files = Files() if files is None else files
+        self._unsynced: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        """The directory."""
+        return self._root
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self._root!r})"
+
+    def exists(self) -> bool:
+        """Whether the directory is there."""
+        return os.path.isdir(self._root)
+
+    # Reading
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        """The bytes of a file from ``start``; fewer than ``length`` where the file ends earlier."""
+        path = self._path(name)
+        with _named(path, "read"):
+            fd = os.open(path, _READ)
+            try:
+                if length is None:
+                    length = max(os.fstat(fd).st_size - start, 0)
+                return _read(fd, start, length)
+            finally:
+                os.close(fd)
+
+    def read_head(self) -> Head | None:
+        """The head and its tag; None where no ``index.json`` is."""
+        path = os.path.join(self._root, HEAD)
+        for pause in (0.01, 0.02, 0.05, None):
+            try:
+                data = self.read(HEAD)
+                return Head(data, _tag(data))
+            except NotFound:
+                # On network mounts a file that was just replaced can seem to be missing; elsewhere no dataset of ours is ever without it.
+                if pause is None or not os.path.isdir(os.path.join(self._root, VERSIONS)):
+                    return None
+            except StorageError as error:
+                if pause is None or error.errno != errno.ESTALE:
+                    raise
+            time.sleep(pause)
+        raise AssertionError(path)  # the last round always leaves
+
+    def map(self, name: str, size: int) -> memoryview:
+        """Read-only view of a whole file; ``Corrupt`` when it is shorter than ``size`` bytes."""
+        path = self._path(name)
+        with _named(path, "map"):
+            fd = os.open(path, _READ)
+            try:
+                found = os.fstat(fd)
+                if not stat.S_ISREG(found.st_mode):
+                    raise Corrupt(f"{path} is not a regular file.", file=path)
+                if found.st_size < size:
+                    raise Corrupt(f"{path} is truncated: it has {found.st_size} of {size} bytes.", file=path)
+                return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ)) if found.st_size else memoryview(b"")
+            finally:
+                os.close(fd)
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        """All files whose names begin with ``prefix``, sorted; not the lock, which is no data."""
+        folder = prefix[: prefix.rfind("/") + 1]
+        if folder:
+            check_name(folder[:-1])
+        return (entry for entry in self._walk(folder) if entry.name.startswith(prefix) and entry.name != _LOCK)
+
+    def _walk(self, folder: str) -> Iterator[Entry]:
+        path = os.path.join(self._root, folder)
+        with _named(path, "list"):
+            try:
+                with os.scandir(path) as found:
+                    items = sorted(found, key=lambda item: item.name)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+        for item in items:
+            try:
+                if item.is_dir(follow_symlinks=False):
+                    yield from self._walk(folder + item.name + "/")
+                elif item.is_file():
+                    facts = item.stat()
+                    yield Entry(folder + item.name, facts.st_size, datetime.fromtimestamp(facts.st_mtime, UTC))
+            except FileNotFoundError:  # removed since it was listed
+                continue
+
+    # Writing
+
+    def write(self, name: str, data: Buffer | Sequence[Buffer]) -> None:
+        """Creates a file that must not exist and syncs its bytes; a failure leaves no file."""
+        path = self._path(name)
+        with self._changing(path):
+            self._make_directories(os.path.dirname(path))
+            self._create(path, as_buffers(data))
+        self._unsynced.add(os.path.dirname(path))
+
+    def write_once(self, name: str, data: bytes) -> None:
+        """Creates a file whole; equal bytes under the name are fine, others are ``ForeignEdit``."""
+        path = self._path(name)
+        with self._lock(), self._changing(path):
+            self._make_directories(os.path.dirname(path))
+            if os.path.lexists(path):
+                if self.read(name) != data:
+                    raise ForeignEdit(
+                        f"{path} holds other bytes than the version it is named after: another program replaced index.json, "
+                        "or an old one was copied back by hand.",
+                        file=path,
+                    )
+            elif not self._link_head(path, data):
+                temporary = self._temporary(os.path.basename(path))
+                try:
+                    self._create(temporary, [data])
+                    self._files.rename(temporary, path)  # under the lock, nobody else can have put a file there meanwhile
+                except BaseException:
+                    self._discard(temporary)
+                    raise
+            self._unsynced.add(os.path.dirname(path))
+
+    def swap_head(self, data: bytes, expected: Tag | None) -> Swap:
+        """Replaces ``index.json`` under the lock, after everything that it names is durable."""
+        path = os.path.join(self._root, HEAD)
+        with self._lock(), self._changing(path):
+            self._remove_leftovers()
+            head = self.read_head()
+            if (head.tag if head else None) != expected:
+                return Swap.LOST
+            temporary = self._temporary(HEAD)
+            try:
+                self._create(temporary, [data])
+                self._sync_directories()
+                self._files.rename(temporary, path)
+            except BaseException as error:
+                if isinstance(error, OSError) and self._stands(data):
+                    return Swap.UNKNOWN  # a network mount may answer an error for a rename that it did
+                self._discard(temporary)
+                raise
+            try:
+                self._files.sync_directory(self._root)
+            except OSError:
+                return Swap.UNKNOWN  # the new head is seen by all, but may not survive a power loss
+        return Swap.SWAPPED
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Removes files; those that are not there are fine."""
+        for name in names:
+            path = self._path(name)
+            with self._changing(path), suppress(FileNotFoundError):
+                self._files.remove(path)
+
+    def now(self) -> datetime:
+        """The time on the clock of the file system, which is another machine's on a network mount."""
+        with self._lock():
+            path = self._temporary("clock.json")
+            with self._changing(path):
+                self._create(path, [b"."])
+                try:
+                    return datetime.fromtimestamp(os.stat(path).st_mtime, UTC)
+                finally:
+                    self._discard(path)
+
+    # Parts
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._root, check_name(name))
+
+    def _temporary(self, name: str) -> str:
+        # In our own folder, so that finding leftovers does not mean listing all chunks. Written under the lock only.
+        return os.path.join(self._root, PRIVATE, f"{name}.{os.urandom(8).hex()}.tmp")
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        path = self._path(_LOCK)
+        with self._changing(path):
+            self._make_directories(os.path.dirname(path))
+        with _named(path, "lock"), locked(path, self._lock_timeout):
+            yield
+
+    @contextmanager
+    def _changing(self, path: str) -> Iterator[None]:
+        if sys.platform == "win32":
+            raise UnsafeStore("liveset cannot write on Windows yet: its file locks have not been tested there. Reading works.")
+        with _named(path, "write"):
+            yield
+
+    def _create(self, path: str, buffers: Sequence[Buffer]) -> None:
+        fd = self._files.create(path)
+        try:
+            try:
+                self._write(fd, _views(buffers))
+                self._files.sync(fd)
+            finally:
+                self._files.close(fd)
+        except BaseException:
+            self._discard(path)
+            raise
+
+    def _write(self, fd: int, views: MutableSequence[memoryview]) -> None:
+        first = 0
+        while first < len(views):
+            taken = self._files.write(fd, views[first : first + _BATCH])
+            while first < len(views) and taken >= len(views[first]):
+                taken -= len(views[first])
+                first += 1
+            if taken:
+                views[first] = views[first][taken:]
+
+    def _discard(self, path: str) -> None:
+        with suppress(OSError):
+            self._files.remove(path)
+
+    def _make_directories(self, path: str) -> None:
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for path in reversed(missing):
+            with suppress(FileExistsError):
+                self._files.make_directory(path)
+            self._unsynced.add(os.path.dirname(path))
+
+    def _sync_directories(self) -> None:
+        """Makes names durable: those that this store wrote, and those of the folders that other processes of the same commit write to."""
+        shared = [self._root, *(os.path.join(self._root, folder) for folder in (PRIVATE[:-1], VERSIONS[:-1]))]
+        for path in sorted({*shared, *self._unsynced}, key=len, reverse=True):
+            if os.path.isdir(path):
+                self._files.sync_directory(path)
+            self._unsynced.discard(path)
+
+    def _link_head(self, path: str, data: bytes) -> bool:
+        """Archives the head as a second name of its file, which is never written again; False where that cannot be done."""
+        if not self._stands(data):
+            return False
+        source = os.path.join(self._root, HEAD)
+        try:
+            fd = os.open(source, _READ)
+            try:
+                self._files.sync(fd)  # another program may have written it without
+            finally:
+                os.close(fd)
+            self._files.link(source, path)
+        except OSError:
+            return False
+        return True
+
+    def _stands(self, data: bytes) -> bool:
+        try:
+            head = self.read_head()
+        except DatasetError:
+            return False
+        return head is not None and head.data == data
+
+    def _remove_leftovers(self) -> None:
+        """Removes the temporary files of writers that died; under the lock nobody alive has one."""
+        folder = os.path.join(self._root, PRIVATE)
+        for name in os.listdir(folder):
+            if _LEFTOVER.fullmatch(name):
+                self._discard(os.path.join(folder, name))
+
+
+def _views(buffers: Sequence[Buffer]) -> list[memoryview]:
+    views = (memoryview(buffer) for buffer in buffers)
+    return [view.cast("B") for view in views if view.nbytes]
+
+
+def _tag(data: bytes) -> Tag:
+    return Tag(xxhash.xxh3_128_hexdigest(data))
+
+
+def _read(fd: int, start: int, length: int) -> bytes:
+    os.lseek(fd, start, os.SEEK_SET)
+    parts = []
+    while length > 0 and (part := os.read(fd, min(length, _STEP))):
+        parts.append(part)
+        length -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+@contextmanager
+def _named(path: str, action: str) -> Iterator[None]:
+    """Turns errors of the operating system into ours, which name the file and keep the number of the error."""
+    try:
+        yield
+    except DatasetError:
+        raise
+    except OSError as error:
+        new: DatasetError
+        if error.errno in (errno.ENOENT, errno.ENOTDIR) and action != "write":
+            new = NotFound(f"{path} does not exist.", file=path)
+        else:
+            new = StorageError(f"cannot {action} {path}: {error.strerror or error}", file=path)
+        new.errno = error.errno
+        raise new from error

@@ -1,0 +1,54 @@
+"""Invariants: what must hold for a dataset whatever happened to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import xxhash
+
+from liveset.edit.versions import list_versions
+from liveset.format.index import ChunkRecord, Index
+from liveset.snapshot import Snapshot, open_snapshot
+from liveset.storage import VERSIONS, Store, version_name
+
+__all__ = ["check_dataset", "stage"]
+
+
+def stage(store: Store, name: str, samples: int = 1) -> ChunkRecord:
+    """Writes a chunk of any bytes, with the checksum by which ``check_dataset`` knows them again."""
+    data = name.encode() * 50
+    store.write(name, data)
+    return ChunkRecord(name, samples, len(data), id=name, check=f"xxh3:{xxhash.xxh3_64_hexdigest(data)}")
+
+
+def check_dataset(store: Store) -> list[Index]:
+    """Asserts the promises about the head and every version before it, and returns all versions, oldest first; none where no head is."""
+    if store.read_head() is None:
+        assert not list(store.list(VERSIONS)), "versions are archived, but there is no head"
+        return []
+    newest = open_snapshot(store).index
+    assert newest.digest_matches()
+    first = 0 if newest.version == 0 or (oldest := open_snapshot(store, 1).index.edit) is None or oldest.parent is not None else 1
+    versions = [open_snapshot(store, version) for version in range(first, newest.version + 1)]
+    for snapshot in versions:
+        _check_version(snapshot)
+    for parent, child in pairwise(versions):
+        assert child.index.edit is not None
+        assert child.index.edit.parent == (parent.version, parent.index.id)
+        assert child.index.edit.history == ((parent.index.edit.entry, *parent.index.edit.history)[:64] if parent.index.edit else ())
+        assert parent.index.edit is None or parent.index.edit.time < child.index.edit.time, "a version is not later than its parent"
+        assert parent.index.members.get("updated_at") != child.index.members["updated_at"]
+    sessions = Counter(entry.session for entry in list_versions(store))
+    assert not sessions or max(sessions.values()) == 1, f"a session was applied more than once: {sessions}"
+    known = {version_name(snapshot.version) for snapshot in versions}
+    assert {entry.name for entry in store.list(VERSIONS)} <= known, "an archived head never was one"
+    return [snapshot.index for snapshot in versions]
+
+
+def _check_version(snapshot: Snapshot) -> None:
+    for number, record in enumerate(snapshot.index.chunks):
+        data = snapshot.chunk_buffer(number)
+        assert len(data) == record.size, f"{record.filename} of version {snapshot.version} is not whole"
+        if record.check is not None:
+            assert record.check == f"xxh3:{xxhash.xxh3_64_hexdigest(data)}", f"{record.filename} of version {snapshot.version} is damaged"

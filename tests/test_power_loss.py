@@ -1,0 +1,140 @@
+"""Power loss on a local disk: whatever was not synced may be gone, and still every dataset is the old or the new one, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from liveset.edit.changes import Append, Change, Overwrite, SetAttributes
+from liveset.edit.commit import Policy, commit
+from liveset.errors import CommitUnknown
+from liveset.format.index import Index
+from liveset.snapshot import open_snapshot
+from liveset.storage import Store
+from liveset.storage.files import Files
+from liveset.storage.local import LocalStore
+from liveset.testing import SimulatedCrash
+from liveset.testing.disk import DiskLog
+from liveset.testing.invariants import check_dataset, stage
+
+CONFIG = {"compression": None, "data_format": ["bytes"], "data_spec": "spec"}
+AT_ONCE = Policy(first_pause=0)
+
+
+class NoLinks(DiskLog):
+    def link(self, source: str, target: str) -> None:
+        raise OSError(1, "no links here")
+
+
+def _run(store: Store, change: Callable[[Store], Change], session: str) -> Index:
+    head = store.read_head()
+    return commit(store, change(store), Index.parse(head.data) if head else None, session=session, policy=AT_ONCE)
+
+
+def _two_chunks(store: Store) -> Change:
+    return Append(CONFIG, (stage(store, "c"), stage(store, "d")))
+
+
+CHANGES: dict[str, Callable[[Store], Change]] = {
+    "append": _two_chunks,
+    "overwrite": lambda store: Overwrite(CONFIG, (stage(store, "c"),)),
+    "attributes": lambda store: SetAttributes({"name": "new"}),
+}
+
+
+def lose_power_everywhere(tmp_path: Path, make: Callable[[Path], DiskLog], change: Callable[[Store], Change], existing: int) -> int:
+    """Runs a change with the power failing at every call; returns how many disks were looked at."""
+    seen = 0
+    crash_at: int | None = None
+    for run in range(200):
+        root = tmp_path / f"run {run}" / "dataset"
+        root.parent.mkdir(parents=True)
+        log = make(root)
+        store = LocalStore(root, files=log)
+        for number in range(existing):
+            _run(store, lambda store, name=f"old{number}": Append(CONFIG, (stage(store, name),)), f"old {number}")  # type: ignore[misc]
+        before = len(log.calls)
+        log.crash_at = crash_at = before + run + 1
+        try:
+            _run(store, change, "new")
+            acknowledged = True
+        except SimulatedCrash:
+            acknowledged = False
+        for number, image in enumerate(log.images(12, seed=run)):
+            after = tmp_path / f"run {run}" / f"image {number}"
+            after.mkdir()
+            for name, data in image.items():
+                (after / name).parent.mkdir(parents=True, exist_ok=True)
+                (after / name).write_bytes(data)
+            survivor = LocalStore(after)
+            versions = check_dataset(survivor)
+            assert len(versions) == existing + 1 if acknowledged else len(versions) in (existing, existing + 1)
+            # What is left can be built upon.
+            commit(survivor, Append(None, ()), None, policy=AT_ONCE)
+            check_dataset(survivor)
+            seen += 1
+        if acknowledged:
+            return seen
+    raise AssertionError(f"still not through after {crash_at} calls")
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize("existing", [1, 2])
+def test_power_loss_at_any_call_leaves_the_old_or_the_new_version(tmp_path: Path, change: Callable[[Store], Change], existing: int) -> None:
+    assert lose_power_everywhere(tmp_path, DiskLog, change, existing) > 100
+
+
+def test_power_loss_while_a_dataset_is_created(tmp_path: Path) -> None:
+    assert lose_power_everywhere(tmp_path, DiskLog, _two_chunks, 0) > 100
+
+
+def test_power_loss_where_the_archive_is_a_copy(tmp_path: Path) -> None:
+    assert lose_power_everywhere(tmp_path, NoLinks, _two_chunks, 2) > 100
+
+
+@pytest.mark.parametrize("forgotten", ["sync", "sync_directory", "dataset", "versions", "_liveset"])
+def test_a_forgotten_sync_is_noticed(tmp_path: Path, forgotten: str) -> None:
+    def make(root: Path) -> DiskLog:
+        return DiskLog(root, forget=[forgotten])
+
+    with pytest.raises((AssertionError, ValueError, OSError)):
+        lose_power_everywhere(tmp_path, make, _two_chunks, 2)
+
+
+class SyncsTooLate(LocalStore):
+    """Mutant: the head is replaced before the names that it lists are durable."""
+
+    def _sync_directories(self) -> None:
+        pass
+
+
+def test_a_sync_after_the_rename_only_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStore, "_sync_directories", SyncsTooLate._sync_directories)
+    with pytest.raises((AssertionError, ValueError, OSError)):
+        lose_power_everywhere(tmp_path, DiskLog, _two_chunks, 2)
+
+
+class LosesTheLastSync(Files):
+    def __init__(self, root: Path) -> None:
+        self.root, self.renamed = str(root), False
+
+    def rename(self, source: str, target: str) -> None:
+        super().rename(source, target)
+        self.renamed = target.endswith("index.json")
+
+    def sync_directory(self, path: str) -> None:
+        if self.renamed and path == self.root:
+            raise OSError(5, "Input/output error")
+        super().sync_directory(path)
+
+
+def test_a_commit_that_may_not_survive_a_power_loss_is_read_back(tmp_path: Path) -> None:
+    """All others see the new head, so the commit is in the history: what the directory sync said changes nothing about that."""
+    store = LocalStore(tmp_path / "d", files=LosesTheLastSync(tmp_path / "d"))
+    try:
+        index = _run(store, _two_chunks, "job")
+    except CommitUnknown:
+        return
+    assert open_snapshot(store).index == index
