@@ -1,0 +1,162 @@
+"""Chunks that carry an Arrow IPC file instead of items, as the old tool writes them for JSON-like rows."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from liveset.errors import Corrupt, MissingDependency
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+MAGIC = b"LDARW01\0"
+_FILE_MAGIC = b"ARROW1"
+_TAIL = 12  # u32 length of the IPC data, then the magic
+_KEPT_BATCHES = 8
+
+
+def is_arrow(buffer: Buffer) -> bool:
+    """Tell whether a chunk file ends with the footer that marks Arrow rows."""
+    with memoryview(buffer) as view:
+        return len(view) >= _TAIL and bytes(view[-8:]) == MAGIC
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow as pa
+        import pyarrow.ipc
+    except ImportError as error:
+        raise MissingDependency("the dataset holds Arrow rows, which only pyarrow reads: pip install pyarrow", package="pyarrow") from error
+    return pa
+
+
+class ArrowChunk:
+    """The rows of an Arrow chunk file, as dicts; safe to use from several threads.
+
+    Attributes:
+        count: number of rows.
+        columns: names of the columns that are read, in stored order. Chunks of one dataset may differ in them.
+    """
+
+    def __init__(self, buffer: Buffer, count: int, file: str = "", *, fields: Sequence[str] | None = None) -> None:
+        """Open the rows.
+
+        Args:
+            buffer: the whole chunk file.
+            count: how many rows the index says it has.
+            file: named in errors.
+            fields: only these columns are decoded and returned; those that the chunk does not have are left out.
+
+        Raises:
+            Corrupt: the data is damaged or has another number of rows.
+            MissingDependency: pyarrow is not installed.
+        """
+        self._pa, self._file = _pyarrow(), file
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._blob = self._find_blob(buffer)
+        self.count = count
+        self._get: Callable[[int], Any]
+        sizes = self._guard(self._open, fields)
+        # Where each batch starts, and the total: batches may have any size.
+        self._starts = [0, *accumulate(sizes)]
+        if self._starts[-1] != count:
+            raise Corrupt(f"{file}: the Arrow data has {self._starts[-1]} rows, but the index says {count}.", file=file)
+
+    def _find_blob(self, buffer: Buffer) -> memoryview:
+        view = memoryview(buffer).cast("B").toreadonly()
+        if not is_arrow(view):
+            raise Corrupt(f"{self._file}: the footer of Arrow rows is missing.", file=self._file)
+        end = len(view) - _TAIL
+        length = int.from_bytes(view[end : end + 4], "little")
+        if not 0 < length <= end:
+            raise Corrupt(f"{self._file}: the footer says {length} bytes of Arrow data, but {end} are there.", file=self._file)
+        return view[end - length : end]
+
+    def _open(self, fields: Sequence[str] | None) -> list[int]:
+        """Set ``columns`` and ``_get``, and return the number of rows in each batch."""
+        ipc, source = self._pa.ipc, self._pa.py_buffer(self._blob)
+        if bytes(self._blob[:6]) != _FILE_MAGIC:
+            schema = ipc.open_stream(source).schema
+            options = self._project(schema, fields)
+            batches = list(ipc.open_stream(source, options=options))
+            self._get = batches.__getitem__
+            return [len(batch) for batch in batches]
+        schema = ipc.open_file(source).schema
+        reader = ipc.open_file(source, options=self._project(schema, fields))
+        self._get = reader.get_batch
+        # The sizes stand in each batch's own header only; one narrow column is decoded to get at them.
+        narrow = min(range(len(schema)), key=lambda i: _width(schema.field(i).type), default=None)
+        probe = ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=[narrow])) if narrow is not None else reader
+        return [probe.get_batch(i).num_rows for i in range(reader.num_record_batches)]
+
+    def _project(self, schema: Any, fields: Sequence[str] | None) -> Any:
+        wanted = [i for i, name in enumerate(schema.names) if fields is None or name in fields]
+        self.columns = [schema.names[i] for i in wanted]
+        self._empty = not wanted
+        if len(set(self.columns)) != len(self.columns):
+            raise Corrupt(f"{self._file}: the Arrow data has two columns of the same name.", file=self._file)
+        # An empty list would mean "all columns" to Arrow.
+        return self._pa.ipc.IpcReadOptions(included_fields=(wanted or [0]) if fields is not None and len(schema) else None)
+
+    def _guard(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except (self._pa.ArrowException, OSError, UnicodeDecodeError, OverflowError, IndexError) as error:
+            raise Corrupt(f"{self._file}: the Arrow data is damaged ({error}).", file=self._file) from error
+
+    def _batch(self, number: int) -> Any:
+        """Return a record batch, decoded and checked once."""
+        with self._lock:
+            if (kept := self._kept.get(number)) is not None:
+                self._kept.move_to_end(number)
+                return kept
+            batch = self._get(number)
+            batch.validate(full=True)  # damaged offsets would read beyond the buffers
+            if len(batch) != self._starts[number + 1] - self._starts[number]:
+                raise Corrupt(f"{self._file}: the Arrow batch {number} has {len(batch)} rows.", file=self._file)
+            self._kept[number] = batch
+            while len(self._kept) > _KEPT_BATCHES:
+                self._kept.popitem(last=False)
+            return batch
+
+    def _rows(self, number: int, start: int, stop: int) -> list[dict[str, Any]]:
+        if self._empty:
+            return [{} for _ in range(stop - start)]
+        batch = self._batch(number).slice(start, stop - start)
+        try:
+            rows: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
+        except KeyError:  # a map with a key that occurs twice is no dict: its pairs are kept
+            rows = batch.to_pylist()
+        return rows
+
+    def read(self, slot: int) -> dict[str, Any]:
+        """Return one row."""
+        if not 0 <= slot < self.count:
+            raise IndexError(f"row {slot} of {self.count}")
+        number = bisect_right(self._starts, slot) - 1
+        at = slot - self._starts[number]
+        rows: list[dict[str, Any]] = self._guard(self._rows, number, at, at + 1)
+        return rows[0]
+
+    def iterate(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
+        """Yield the rows ``start`` to ``stop - 1``."""
+        stop = min(stop, self.count)
+        while start < stop:
+            number = bisect_right(self._starts, start) - 1
+            first, end = self._starts[number], min(stop, self._starts[number + 1])
+            yield from self._guard(self._rows, number, start - first, end - first)
+            start = end
+
+
+def _width(kind: Any) -> int:
+    """Rank a column type by what it costs to decode."""
+    try:
+        return int(kind.bit_width)
+    except ValueError:  # no fixed width: text, lists, structs; a null column has none either but costs nothing
+        return 0 if str(kind) == "null" else 1 << 20
