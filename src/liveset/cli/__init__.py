@@ -1,0 +1,24 @@
+"""The command line: ``liveset demo | info | head | verify``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and exit; errors of the library become one line on stderr and exit code 1."""
+    from liveset.cli.app import app
+    from liveset.errors import DatasetError
+
+    try:
+        app(list(sys.argv[1:] if argv is None else argv), prog_name="liveset")
+    except DatasetError as error:
+        sys.exit(f"liveset: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+    except BrokenPipeError:
+        # The reader of our output has seen enough (`liveset head ... | head -1`); Python must not complain again while it shuts down
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

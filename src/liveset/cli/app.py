@@ -1,0 +1,108 @@
+"""The commands. Each loads the library when it runs, so that help and version answer at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import liveset
+
+app = typer.Typer(
+    name="liveset",
+    help="Streaming training datasets that can be edited in place.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example:  [bold]liveset demo[/bold]",
+)
+
+DatasetPath = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of the dataset.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Version = Annotated[
+    int | None, typer.Option("--version", metavar="N", help="An earlier version instead of the newest.", show_default=False)
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"liveset {liveset.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Streaming training datasets that can be edited in place."""
+
+
+@app.command(epilog="Examples:  [bold]liveset demo[/bold]   [bold]liveset demo ./digits --workers 4[/bold]")
+def demo(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[PATH]", help="Where to write; a temporary directory, removed afterwards, if not given.", show_default=False
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+) -> None:
+    """Show the library at work: write, train on, append to and overwrite 1,797 handwritten digits."""
+    from liveset.demo import run
+
+    run(path, workers=workers, say=typer.echo)
+
+
+@app.command(epilog="Examples:  [bold]liveset info ./digits[/bold]   [bold]liveset info ./digits --json | jq .samples[/bold]")
+def info(path: DatasetPath, version: Version = None, as_json: AsJson = False) -> None:
+    """Tell samples, chunks, bytes, schema and versions."""
+    from liveset.cli.show import info_as_dict, print_info
+
+    found = liveset.StreamingDataset(path, version=version).info()
+    if as_json:
+        typer.echo(json.dumps(info_as_dict(found), indent=2))
+    else:
+        print_info(found)
+
+
+@app.command(epilog="Examples:  [bold]liveset head ./digits[/bold]   [bold]liveset head ./digits -n 10 --json[/bold]")
+def head(
+    path: DatasetPath,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many samples.")] = 3,
+    fields: Annotated[
+        list[str] | None, typer.Option("--field", help="Only this field; may be given several times.", show_default=False)
+    ] = None,
+    version: Version = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="Load pickled objects. Only for data whose origin you trust.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the first samples; with --json, one line each, long arrays and bytes told by shape and size."""
+    from liveset.cli.show import as_json_value, print_sample
+
+    dataset = liveset.StreamingDataset(path, version=version, fields=fields, allow_pickle=allow_pickle)
+    for position, sample in enumerate(dataset[:count]):
+        if as_json:
+            typer.echo(json.dumps(as_json_value(sample), ensure_ascii=False))
+        else:
+            print_sample(position, sample)
+
+
+@app.command(epilog="Example:  [bold]liveset verify ./digits && ./train[/bold]")
+def verify(path: DatasetPath, as_json: AsJson = False) -> None:
+    """Read every chunk, compare it with its checksum and decode its samples; exit code 1 if anything is damaged."""
+    from liveset.cli.show import print_report
+
+    report = liveset.verify(path)
+    if as_json:
+        damaged = [{"file": file, "problem": problem} for file, problem in report.damaged]
+        typer.echo(json.dumps({"ok": report.ok, "chunks": report.chunks, "samples": report.samples, "damaged": damaged}, indent=2))
+    else:
+        print_report(report)
+    if not report.ok:
+        raise typer.Exit(1)

@@ -1,0 +1,189 @@
+"""optimize(): inputs in, one new version of a dataset out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from liveset.storage import open_store
+from liveset.write import options
+from liveset.write.execution import Job
+from liveset.write.inputs import Inputs, Stream, open_inputs
+from liveset.write.run import Run, Wishes
+from liveset.write.target import Asked, Target
+
+_log = logging.getLogger("liveset")
+
+
+def optimize(
+    fn: Callable[[Any], Any],
+    inputs: Sequence[Any] | Iterable[Any] | None = None,
+    output_dir: str | Path = "optimized_data",
+    queue: Any = None,
+    input_dir: str | None = None,
+    weights: Sequence[float] | None = None,
+    chunk_size: int | None = None,
+    chunk_bytes: int | str | None = None,
+    align_chunking: bool = False,
+    compression: str | None = None,
+    compression_level: str | None = None,
+    compression_batch_size: int | None = None,
+    encryption: Any = None,
+    num_workers: int | None = None,
+    fast_dev_run: bool | int = False,
+    num_nodes: int | None = None,
+    machine: Any = None,
+    num_downloaders: int | None = None,
+    num_uploaders: int | None = None,
+    reorder_files: bool = True,
+    reader: Any = None,
+    batch_size: int | None = None,
+    mode: Literal["append", "overwrite"] | None = None,
+    use_checkpoint: bool = False,
+    item_loader: Any = None,
+    start_method: str | None = None,
+    optimize_dns: bool | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    keep_data_ordered: bool | None = True,
+    verbose: bool = True,
+    broadcast_paths: bool = False,
+    key_fn: Callable[[Any], Any] | None = None,
+    *,
+    nullable: Iterable[str] = (),
+    allow_pickle: bool = False,
+    session: str | None = None,
+    message: str = "",
+) -> None:
+    """Call ``fn`` for every input and make a dataset of the samples.
+
+    The samples are written to chunk files beside the dataset that stands in ``output_dir``, if any, and become part of it in one commit at
+    the end. Until then, and if anything fails, readers see what was there before; the files of a failed run are removed.
+
+    Args:
+        fn: called with each input. It returns a sample, or None to skip the input, or is a generator function that yields several
+            samples. Lambdas, closures and functions of notebooks and scripts work with any number of workers.
+        inputs: a sequence (list, tuple, range, array, anything with ``len()`` and positions), another iterable, or a generator. Parts of
+            a sequence are done by different workers from beginning to end; from other inputs workers only call ``fn``, and this process
+            writes.
+        output_dir: directory of the dataset. Braces such as ``data-{%Y-%m-%d}`` are filled in with the current time.
+        queue: a multiprocessing queue instead of ``inputs``; the text ``"ALL_DONE"`` in it ends it.
+        input_dir: not supported yet.
+        weights: how much work each input is, to give workers equal work; the order stays the same.
+        chunk_size: samples in a chunk file.
+        chunk_bytes: bytes in a chunk file, as a number or like ``"64MB"`` (the default if neither is given). A larger sample gets a chunk
+            of its own.
+        align_chunking: each worker but the last writes only chunks of exactly ``chunk_size`` samples, as one process would. Holds where
+            ``fn`` makes one sample of each input.
+        compression: ``"zstd"`` or ``"zstd:1"`` to ``"zstd:22"``.
+        compression_level: what is compressed as one: ``"batch"`` (default), ``"sample"`` or ``"chunk"``.
+        compression_batch_size: samples in a batch (256).
+        encryption: not supported yet.
+        num_workers: worker processes; 0 and 1 mean the calling process. Without it the work begins in the calling process, and goes on in
+            as many processes as there are CPUs if it turns out to take long enough.
+        fast_dev_run: try with the first inputs only: this many for each worker (``True``: one).
+        num_nodes: not supported; run with ``mode="append"`` on each machine instead.
+        machine: not supported.
+        num_downloaders: accepted for compatibility; has no effect.
+        num_uploaders: accepted for compatibility; has no effect.
+        reorder_files: accepted for compatibility; has no effect, since inputs keep their order.
+        reader: not supported yet.
+        batch_size: ``fn`` gets lists of this many inputs.
+        mode: what to do if ``output_dir`` holds a dataset: None refuses, ``"append"`` adds the samples behind its own, ``"overwrite"``
+            replaces it (the earlier version stays readable with ``StreamingDataset(..., version=N)``). Without a dataset both write a new
+            one. Files that are not the dataset's are never touched.
+        use_checkpoint: keep what is finished if the run breaks; the same call then goes on from there, also with other workers. ``fn``
+            may have been repaired in between; it should give the same samples for an input again.
+        item_loader: not supported yet.
+        start_method: ``"spawn"``, ``"fork"`` or ``"forkserver"``; asks for worker processes even if ``num_workers`` does not. Default
+            spawn.
+        optimize_dns: accepted for compatibility; has no effect.
+        storage_options: for remote datasets, which are not supported yet.
+        keep_data_ordered: keep the order of the inputs (default). ``False`` gives the next inputs to whichever worker is free.
+        verbose: show progress, if this is a terminal.
+        broadcast_paths: accepted for compatibility; has no effect.
+        key_fn: not supported yet.
+        nullable: names of fields that may be None in later versions, though they are not in this one.
+        allow_pickle: store objects of any type with pickle. Reading them needs ``allow_pickle=True``, too.
+        session: name of this piece of work. If a commit with this name is in the history already, nothing is committed again.
+        message: a text for the history.
+
+    Raises:
+        DatasetExists: a dataset stands in ``output_dir`` and ``mode`` is None.
+        WorkerError: ``fn`` raised, or a worker process died; the message names the input.
+        SampleError: a sample cannot be stored so that it reads back equal.
+        PickleRefused: a sample needs ``allow_pickle=True``.
+        SchemaConflict: samples do not fit the dataset that they should be appended to.
+        OverwriteConflict: the dataset was changed by others while it was about to be overwritten.
+        StorageError: the disk is full or failed.
+        ValueError: an argument has no meaning.
+
+    Example:
+        >>> import tempfile
+        >>> from liveset import StreamingDataset, optimize
+        >>> folder = tempfile.mkdtemp()
+        >>> optimize(fn=lambda i: {"number": i, "square": i * i}, inputs=range(100), output_dir=folder)
+        >>> optimize(fn=lambda i: {"number": i, "square": i * i}, inputs=range(100, 150), output_dir=folder, mode="append")
+        >>> dataset = StreamingDataset(folder)
+        >>> len(dataset), dataset[120]
+        (150, {'number': 120, 'square': 14400})
+    """
+    del num_downloaders, num_uploaders, reorder_files, optimize_dns, broadcast_paths
+    if not callable(fn):
+        raise ValueError(f"`fn` should be a function of one input. Found {type(fn).__name__}.")
+    options.check_mode(mode)
+    options.refuse_unsupported(
+        {
+            "input_dir": input_dir,
+            "encryption": encryption,
+            "num_nodes": num_nodes,
+            "machine": machine,
+            "reader": reader,
+            "item_loader": item_loader,
+            "storage_options": storage_options,
+            "key_fn": key_fn,
+        }
+    )
+    sizes = options.check_sizes(chunk_size, chunk_bytes, align=align_chunking)
+    workers = options.check_workers(num_workers, start_method)
+    ordered = options.check_order(keep_data_ordered, align_chunking=align_chunking, use_checkpoint=use_checkpoint)
+    width, first = options.check_batch_size(batch_size), options.check_dev_run(fast_dev_run)
+    limit = None if first is None else first * max(workers.count or 1, 1) * (width or 1)
+    opened = open_inputs(inputs, queue, batch_size=width, limit=limit)
+    if isinstance(opened, Stream) and use_checkpoint:
+        kind = "generators" if queue is None else "Queue based data processing"
+        raise ValueError(f"Checkpoint feature is not supported for {kind}, yet.")
+    asked = Asked(sizes, compression, compression_level, compression_batch_size, tuple(nullable))
+    target = Target(open_store(options.output_path(output_dir)), mode, session)
+    if target.done:
+        _log.info("%s: session %r is committed already; there is nothing to do.", target.store.url, session)
+        return
+    job = Job(
+        fn=fn,
+        inputs=opened,
+        settings=target.settings(asked, allow_pickle=allow_pickle, whole=align_chunking),
+        workers=workers,
+        ordered=ordered,
+        weights=_weights(weights, opened, width),
+        align=chunk_size if align_chunking else None,
+    )
+    facts = {
+        "mode": mode,
+        "chunk_size": job.settings.limit.samples,
+        "chunk_bytes": job.settings.limit.size,
+        "compression": None if job.settings.compression is None else job.settings.compression.to_config(),
+        "batch_size": batch_size,
+        "align_chunking": align_chunking,
+        "nullable": list(asked.nullable),
+        "allow_pickle": allow_pickle,
+    }
+    Run(job, target, Wishes(use_checkpoint, verbose, session, message, facts))()
+
+
+def _weights(weights: Sequence[float] | None, inputs: Inputs, batch_size: int | None) -> list[float] | None:
+    if weights is None:
+        return None
+    if isinstance(inputs, Stream):
+        raise ValueError("weights isn't supported for inputs that come one after another.")
+    return options.check_weights(weights, inputs.items, batch_size)

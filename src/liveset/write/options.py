@@ -1,0 +1,199 @@
+"""What the arguments of ``optimize`` mean, checked before any work is done."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+_UNITS = {"tb": 10**12, "gb": 10**9, "mb": 10**6, "kb": 10**3, "t": 10**12, "g": 10**9, "m": 10**6, "k": 10**3, "b": 1}
+
+# Offsets inside a chunk are u32.
+MAX_CHUNK_BYTES = 1 << 32
+
+DEFAULT_CHUNK_BYTES = "64MB"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """When a chunk is full; at most one of the two is set, and neither means: as the dataset has it, else 64 MB."""
+
+    samples: int | None
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Where the work is done."""
+
+    count: int | None  # None: start in the calling process and take all CPUs when the work turns out not to be tiny
+    start_method: str | None
+
+    @property
+    def forced(self) -> bool:
+        """Whether worker processes were asked for."""
+        return self.start_method is not None or (self.count is not None and self.count > 1)
+
+    @property
+    def most(self) -> int:
+        """How many processes may work at once."""
+        return usable_cpus() if self.count is None else max(self.count, 1)
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def parse_size(text: int | str) -> int:
+    """Return a number of bytes from ``64_000_000`` or ``"64MB"`` (decimal; tb, gb, mb, kb, t, g, m, k, b).
+
+    Raises:
+        ValueError: not a size.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        return text
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]+)\s*", text.lower()) if isinstance(text, str) else None
+    if found and found[2] in _UNITS and re.fullmatch(r"\d+\.?\d*|\.\d+", found[1]):
+        return round(float(found[1]) * _UNITS[found[2]])
+    raise ValueError(f"Unsupported value/suffix {text!r} for a size. The supported units are {', '.join(_UNITS)}, as in '64MB'.")
+
+
+def check_sizes(chunk_size: int | None, chunk_bytes: int | str | None, *, align: bool) -> Sizes:
+    """Return when a chunk is full."""
+    if chunk_size is not None and chunk_bytes is not None:
+        raise ValueError("Either one of the `chunk_size` or the `chunk_bytes` need to be provided. Both were.")
+    if align and chunk_size is None:
+        raise ValueError("When `align_chunking` is set to True, `chunk_size` needs to be defined.")
+    if chunk_size is not None:
+        if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
+            raise ValueError(f"`chunk_size` is a number of samples, at least 1. Found {chunk_size!r}.")
+        return Sizes(chunk_size, None)
+    if chunk_bytes is None:
+        return Sizes(None, None)
+    size = parse_size(chunk_bytes)
+    if size < 1:
+        raise ValueError(f"`chunk_bytes` must be at least 1. Found {chunk_bytes!r}.")
+    if size >= MAX_CHUNK_BYTES:
+        raise ValueError(f"`chunk_bytes` must be below 4 GiB ({MAX_CHUNK_BYTES:,} bytes), where the format ends. Found {chunk_bytes!r}.")
+    return Sizes(None, size)
+
+
+def check_mode(mode: str | None) -> None:
+    """Refuse a mode that is not known."""
+    if mode not in (None, "append", "overwrite"):
+        raise ValueError(f"The provided `mode` should be either `append` or `overwrite`. Found {mode}.")
+
+
+def check_workers(num_workers: int | None, start_method: str | None) -> Workers:
+    """Return where the work is done."""
+    import multiprocessing
+
+    if num_workers is not None and (isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0):
+        raise ValueError(f"`num_workers` is a number of processes, 0 or more, or None. Found {num_workers!r}.")
+    known = multiprocessing.get_all_start_methods()
+    if start_method is not None and start_method not in known:
+        raise ValueError(f"`start_method` should be one of {', '.join(known)}. Found {start_method!r}.")
+    return Workers(num_workers, start_method)
+
+
+def check_order(
+    keep_data_ordered: bool | None,
+    *,
+    align_chunking: bool,
+    use_checkpoint: bool,
+) -> bool:
+    """Return whether the samples come in the order of the inputs."""
+    if keep_data_ordered is None or keep_data_ordered:
+        return True
+    if align_chunking:
+        raise ValueError("align_chunking requires keep_data_ordered=True.")
+    if use_checkpoint:
+        raise ValueError("Checkpoint feature is not supported for Queue based data processing, yet. Use keep_data_ordered=True.")
+    return False
+
+
+def check_dev_run(fast_dev_run: bool | int) -> int | None:
+    """Return how many inputs each worker gets, or None for all of them."""
+    if not isinstance(fast_dev_run, int) or fast_dev_run < 0:
+        raise ValueError(f"`fast_dev_run` is a number of inputs for each worker, or True for 1. Found {fast_dev_run!r}.")
+    return int(fast_dev_run) or None
+
+
+def check_batch_size(batch_size: int | None) -> int | None:
+    """Return how many inputs ``fn`` gets at once, or None for one that is not in a list."""
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        raise ValueError(f"`batch_size` is a number of inputs, at least 1. Found {batch_size!r}.")
+    return batch_size
+
+
+def check_weights(weights: Sequence[float] | None, count: int, batch_size: int | None) -> list[float] | None:
+    """Return one weight for each call of ``fn``."""
+    if weights is None:
+        return None
+    values = [float(weight) for weight in weights]
+    if len(values) != count:
+        raise ValueError(f"`weights` needs one number for each of the {count} inputs. Found {len(values)}.")
+    if any(not math.isfinite(value) or value < 0 for value in values):
+        raise ValueError("`weights` should be finite numbers, 0 or more.")
+    if batch_size is None:
+        return values
+    return [sum(values[start : start + batch_size]) for start in range(0, count, batch_size)]
+
+
+def output_path(output_dir: str | Path) -> str:
+    """Return the absolute path of the dataset, with braces such as ``{%Y-%m-%d}`` filled in.
+
+    Raises:
+        ValueError: nobody can write there.
+        NotImplementedError: a remote address.
+    """
+    text = os.fspath(output_dir)
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"`output_dir` should be a path. Found {output_dir!r}.")
+    if scheme := re.match(r"([a-z][a-z0-9+.-]*)://", text, re.IGNORECASE):
+        if scheme[1].lower() in ("azure", "hf"):
+            raise ValueError(f"Cannot write optimized data to {text}: `{scheme[0]}` addresses cannot be written to.")
+        raise NotImplementedError(f"Datasets are written to local directories only, for now. Found {text}.")
+    now = datetime.now().astimezone()
+    filled = re.sub(r"\{([^{}]*%[^{}]*)\}", lambda found: now.strftime(found[1]), text)
+    # Workers and clean-up must not depend on the current directory, which fn may change.
+    return os.path.abspath(filled)
+
+
+def refuse_unsupported(values: Mapping[str, Any]) -> None:
+    """Refuse arguments of the old tool that would change the result and do nothing here.
+
+    Args:
+        values: what was given, by argument name.
+
+    Raises:
+        ValueError: it needs a platform.
+        NotImplementedError: it is not supported yet.
+    """
+    if values["num_nodes"] is not None or values["machine"] is not None:
+        raise ValueError(
+            "Only https://lightning.ai/ supports multiple nodes or selecting a machine. "
+            "To use several machines, run optimize(mode='append') on each with its share of the inputs."
+        )
+    for name in ("input_dir", "encryption", "reader", "item_loader", "key_fn"):
+        if values[name] is not None:
+            raise NotImplementedError(f"`{name}` is not supported yet.")
+    if values["storage_options"]:
+        raise NotImplementedError("`storage_options` belong to remote datasets, which are not supported yet.")
+
+
+def dataset_exists_message(path: str) -> str:
+    """Return the text of the error for a dataset that stands where a new one should be written."""
+    return (
+        f"The provided output_dir `{path}` already contains an optimized immutable datasets.\n"
+        "HINT: Did you consider changing the `output_dir` with your own versioning as a suffix?\n"
+        "HINT: If you want to append/overwrite to the existing dataset, use `mode='append | overwrite'`."
+    )

@@ -1,0 +1,75 @@
+"""How far a run is, with rate and time left, on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+# A run that is over sooner shows no bar (and does not pay for loading what draws it).
+_SILENCE = 0.5
+
+
+class Progress:
+    """Counts inputs and samples; draws a bar on stderr if that is a terminal.
+
+    Args:
+        total: how many inputs there are, where that is known.
+        enabled: whether anything may be shown.
+        done: inputs that an earlier attempt finished.
+    """
+
+    def __init__(self, total: int | None, *, enabled: bool, done: int = 0) -> None:
+        self.inputs = 0
+        self.samples = 0
+        self._total, self._done = total, done
+        self.visible = enabled and sys.stderr is not None and sys.stderr.isatty()
+        self._due = time.monotonic() + _SILENCE
+        self._bar: Any = None
+        self._task: Any = None
+
+    def add(self, inputs: int, samples: int = 0) -> None:
+        """Count inputs that are done and samples that they gave."""
+        self.inputs += inputs
+        self.samples += samples
+        if not self.visible:
+            return
+        if self._bar is None:
+            if time.monotonic() < self._due:
+                return
+            self._open()
+        self._bar.update(self._task, completed=self._done + self.inputs, rate=self._rate())
+
+    def say(self, text: str) -> None:
+        """Show a line above the bar."""
+        if self.visible:
+            self.close()
+            sys.stderr.write(text + "\n")
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _rate(self) -> str:
+        seconds = time.monotonic() - self._due + _SILENCE
+        return f"{self.inputs / seconds:,.0f}/s" if self.inputs > seconds else f"{seconds / max(self.inputs, 1):.1f} s each"
+
+    def _open(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns = (
+            TextColumn("optimize"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task("optimize", total=self._total, completed=self._done, rate="")
+        self._bar.start()
