@@ -9,10 +9,14 @@ The tree, grouped by what a caller would do about it::
     │   └── VersionExpired                 the version's files are gone: open a newer one
     ├── PositionOutOfRange (IndexError, ValueError)   no sample at this position
     ├── SampleError (ValueError)           a sample cannot be stored as it is: change what fn returns
+    ├── DuplicateKeys (ValueError)     a key occurs more than once; `keys` names some of them
+    ├── KeyNotFound (KeyError)         no sample has this key, or the dataset has no keys
+    ├── SessionClosed (RuntimeError)   this update was committed or left: open another one
     ├── PickleRefused (ValueError)         a field needs allow_pickle=True to be written or read
     ├── DatasetExists (RuntimeError)       optimize() without a mode found a dataset: choose mode="append" or "overwrite"
     ├── WorkerError (RuntimeError)         fn raised or a worker process died; nothing was committed
     ├── Conflict                           somebody else's commit stands in the way; nothing was committed
+    │   ├── KeyConflict (ValueError)       another commit touched, or added, the same keys; `keys` names them
     │   ├── OverwriteConflict              the dataset was replaced, or appeared, meanwhile
     │   └── SchemaConflict                 samples do not fit the schema of the dataset
     ├── CommitUnknown                      nobody knows yet whether the commit landed; its files are kept
@@ -30,6 +34,7 @@ process boundaries.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 __all__ = [
@@ -39,8 +44,11 @@ __all__ = [
     "DatasetError",
     "DatasetExists",
     "DatasetNotFound",
+    "DuplicateKeys",
     "ForeignEdit",
     "FormatError",
+    "KeyConflict",
+    "KeyNotFound",
     "MissingDependency",
     "NotFound",
     "OverwriteConflict",
@@ -48,6 +56,7 @@ __all__ = [
     "PositionOutOfRange",
     "SampleError",
     "SchemaConflict",
+    "SessionClosed",
     "StorageError",
     "UnsafeStore",
     "UnsupportedFormat",
@@ -55,6 +64,13 @@ __all__ = [
     "VersionNotFound",
     "WorkerError",
 ]
+
+
+def name_some(keys: Sequence[Any], most: int = 10) -> str:
+    """Return a phrase that names keys, the first few of many: ``the key 'a' occurs``."""
+    listed = ", ".join(map(repr, keys[:most]))
+    rest = f" and {len(keys) - most:,} more" if len(keys) > most else ""
+    return f"the key {listed} occurs" if len(keys) == 1 else f"the keys {listed}{rest} occur"
 
 
 class DatasetError(Exception):
@@ -100,6 +116,26 @@ class PickleRefused(DatasetError, ValueError):
     field: str = ""
 
 
+class DuplicateKeys(DatasetError, ValueError):
+    """A key occurs more than once; ``keys`` names some of them."""
+
+    keys: tuple[Any, ...] = ()
+
+    @classmethod
+    def naming(cls, keys: Iterable[Any]) -> DuplicateKeys:
+        """Return the error for these keys."""
+        found = tuple(dict.fromkeys(keys))
+        return cls(f"Duplicate keys are not allowed in the keys sidecar. {name_some(found)} more than once; nothing was changed.", keys=found)
+
+
+class KeyNotFound(DatasetError, KeyError):
+    """No sample has the key, or the dataset has no keys at all."""
+
+
+class SessionClosed(DatasetError, RuntimeError):
+    """The update was committed or left; another one must be opened."""
+
+
 class DatasetExists(DatasetError, RuntimeError):
     """A dataset stands where a new one should be written, and no mode was given."""
 
@@ -110,6 +146,12 @@ class WorkerError(DatasetError, RuntimeError):
 
 class Conflict(DatasetError):
     """Another commit made this one impossible; nothing was changed."""
+
+
+class KeyConflict(Conflict, ValueError):
+    """Another commit changed or added the same keys; ``keys`` names them."""
+
+    keys: tuple[Any, ...] = ()
 
 
 class OverwriteConflict(Conflict):

@@ -1,0 +1,280 @@
+"""Key tables: where the sample of each key lives, as arrays that are searched in place.
+
+A table is one immutable file: hashes of the keys in ascending order, and beside each the key itself, the chunk and the slot. A lookup is a binary
+search in the mapped file and one comparison with the stored key, so it reads a few pages whatever the number of keys, needs no decoding, and works
+in forked processes. A table names chunks by their ids, which outlive the files that hold the chunks.
+
+Layout, little-endian, each section padded to a multiple of 8 bytes::
+
+    header      "LSKEYS01", u8 kind (0 text, 1 int), 7 bytes 0, u64 rows, u64 live rows, u64 bytes of the directory, u64 bytes of the heap
+    hashes      u64[rows]       xxh3-64 of the key's bytes, ascending
+    keys        i64[rows] for int keys; u64[rows + 1] bounds in the heap for text
+    chunks      u32[rows]       number in the directory; 0xffffffff: the key was deleted
+    slots       u32[rows]
+    order       u32[live rows]  rows by chunk and slot
+    directory   JSON [[chunk id, samples], ...]
+    heap        UTF-8 of the text keys
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import xxhash
+
+from liveset.errors import Corrupt, DuplicateKeys
+
+Key: TypeAlias = str | int
+
+MAGIC = b"LSKEYS01"
+DELETED = 0xFFFFFFFF
+_HEADER = struct.Struct("<8sB7xQQQQ")
+_INT = struct.Struct("<q")
+_KINDS: tuple[type, type] = (str, int)
+_hash = xxhash.xxh3_64_intdigest
+_Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class Place(NamedTuple):
+    """Where a sample lives: a chunk by its id, and the slot in it."""
+
+    chunk: str
+    slot: int
+
+
+def normalize_key(key: Any) -> Key:
+    """Return a key as ``str`` or ``int``: bytes are decoded as UTF-8, numpy integers become int; ``TypeError`` for everything else."""
+    kind = type(key)
+    if kind is str:
+        return key  # type: ignore[no-any-return]
+    if kind is int or isinstance(key, np.integer) or (isinstance(key, int) and kind is not bool):
+        number = int(key)
+        if -(1 << 63) <= number < 1 << 63:
+            return number
+        raise TypeError(f"Unsupported key type: the integer {number} does not fit into 64 bits; use text.")
+    if isinstance(key, bytes | bytearray | memoryview):
+        return bytes(key).decode()
+    if isinstance(key, str):
+        return str(key)
+    raise TypeError(f"Unsupported key type: {kind.__qualname__}. Keys are text (preferred) or integers.")
+
+
+def shard_of(key: Key, shards: int) -> int:
+    """Return the number of the published shard that holds a key (BLAKE2b of its text; a fact of the file format)."""
+    if shards <= 1:
+        return 0
+    import hashlib
+
+    return int.from_bytes(hashlib.blake2b(str(key).encode(), digest_size=8).digest(), "little") % shards
+
+
+def key_bytes(key: Key) -> bytes:
+    """Return what is hashed and stored for a key."""
+    return key.encode() if type(key) is str else _INT.pack(key)  # type: ignore[arg-type]
+
+
+def hash_keys(keys: Iterable[Key]) -> _Array:
+    """Return the hashes of keys, ``u64``."""
+    return np.fromiter((_hash(key_bytes(key)) for key in keys), np.uint64)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Keys and their places as columns, in any order; ``chunks`` counts into ``directory``, ``DELETED`` marks a key that is gone."""
+
+    keys: Sequence[Key]
+    chunks: _Array
+    slots: _Array
+    directory: Sequence[tuple[str, int]]
+
+    @classmethod
+    def of_chunks(cls, chunks: Iterable[tuple[str, Sequence[Key]]]) -> Rows:
+        """Return the rows of whole chunks: id and the keys of slots 0, 1, ..."""
+        listed = list(chunks)
+        counts = [len(keys) for _, keys in listed]
+        total = sum(counts)
+        starts = np.repeat(np.array([0, *accumulate(counts)][:-1], np.int64), counts)
+        return cls(
+            [key for _, keys in listed for key in keys],
+            np.repeat(np.arange(len(listed), dtype=np.uint32), counts),
+            (np.arange(total) - starts).astype(np.uint32),
+            [(chunk, len(keys)) for chunk, keys in listed],
+        )
+
+
+def pack_table(rows: Rows) -> list[bytes]:
+    """Return the buffers of a table file.
+
+    Raises:
+        DuplicateKeys: a key occurs more than once; ``keys`` names some of them.
+        TypeError: text and integers are mixed.
+    """
+    kind = key_kind(rows.keys)
+    count = len(rows.keys)
+    if kind is int:
+        numbers = np.fromiter(rows.keys, np.int64, count)  # type: ignore[arg-type]
+        hashes = np.fromiter(map(_hash, map(_INT.pack, rows.keys)), np.uint64, count)  # type: ignore[arg-type]
+        texts: list[bytes] = []
+    else:
+        texts = [key.encode() for key in rows.keys]  # type: ignore[union-attr]
+        hashes = np.fromiter(map(_hash, texts), np.uint64, count)
+    by_hash = np.argsort(hashes, kind="stable")
+    hashes = hashes[by_hash]
+    _refuse_duplicates(rows.keys, hashes, by_hash)
+    if kind is int:
+        column, heap = numbers[by_hash].tobytes(), b""
+    else:
+        texts = [texts[row] for row in by_hash.tolist()]
+        bounds = np.zeros(count + 1, np.uint64)
+        np.cumsum(np.fromiter(map(len, texts), np.uint64, count), out=bounds[1:])
+        column, heap = bounds.tobytes(), b"".join(texts)
+    chunks, slots = rows.chunks[by_hash].astype("<u4"), rows.slots[by_hash].astype("<u4")
+    live = np.flatnonzero(chunks != DELETED)
+    order = live[np.lexsort((slots[live], chunks[live]))].astype("<u4")
+    directory = msgspec.json.encode([list(entry) for entry in rows.directory])
+    header = _HEADER.pack(MAGIC, int(kind is int), count, len(order), len(directory), len(heap))
+    sections = [hashes.tobytes(), column, chunks.tobytes(), slots.tobytes(), order.tobytes(), directory, heap]
+    return [header, *map(_padded, sections)]
+
+
+def key_kind(keys: Sequence[Key]) -> type:
+    """Return the one type of the keys, ``str`` or ``int`` (``str`` for none); ``TypeError`` when they are mixed."""
+    kinds = set(map(type, keys))
+    if len(kinds) > 1:
+        raise TypeError("Unsupported key type: keys are all text or all integers in one dataset, and these are mixed.")
+    return kinds.pop() if kinds else str
+
+
+def _refuse_duplicates(keys: Sequence[Key], hashes: _Array, by_hash: _Array) -> None:
+    same = np.flatnonzero(hashes[1:] == hashes[:-1])
+    if not len(same):
+        return
+    found = []
+    seen: set[Key] = set()
+    for at in np.union1d(same, same + 1).tolist():
+        key = keys[by_hash[at]]
+        if key in seen:
+            found.append(key)
+        seen.add(key)
+    if found:
+        raise DuplicateKeys.naming(found)
+
+
+class KeyTable:
+    """A table file, opened in place; safe to use from several threads and after a fork."""
+
+    def __init__(self, buffer: Any, file: str = "") -> None:
+        """Check the header and the sections; ``Corrupt`` names ``file``."""
+        view = memoryview(buffer)
+        if len(view) < _HEADER.size or bytes(view[:8]) != MAGIC:
+            raise Corrupt(f"{file} is not a key table.", file=file)
+        _, kind, self.rows, self.live, directory, heap = _HEADER.unpack_from(view)
+        if kind not in (0, 1) or max(self.rows, self.live, directory, heap) > len(view):
+            raise Corrupt(f"{file}: the header of the key table is damaged.", file=file)
+        self.file, self.kind = file, _KINDS[kind]
+        sizes = [8 * self.rows, 8 * (self.rows + (kind == 0)), 4 * self.rows, 4 * self.rows, 4 * self.live, directory, heap]
+        starts = [_HEADER.size, *accumulate((size + -size % 8 for size in sizes), initial=_HEADER.size)][1:]
+        if starts[-1] != len(view):
+            raise Corrupt(f"{file}: the key table has {len(view)} bytes instead of {starts[-1]}.", file=file)
+        parts = [view[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+        self._hashes = parts[0].cast("Q")
+        self._keys = parts[1].cast("q" if kind else "Q")
+        self._chunks, self._slots, self._order = (part.cast("I") for part in parts[2:5])
+        self._heap = parts[6]
+        self._columns = parts
+        try:
+            self.directory: list[tuple[str, int]] = msgspec.json.decode(parts[5], type=list[tuple[str, int]])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Corrupt(f"{file}: the directory of the key table is damaged.", file=file) from error
+        self._starts = list(accumulate((samples for _, samples in self.directory), initial=0))
+        if self._starts[-1] != self.live:
+            raise Corrupt(f"{file}: the directory of the key table does not fit its rows.", file=file)
+        self._number = {chunk: number for number, (chunk, _) in enumerate(self.directory)}
+
+    def find(self, key: Key) -> int | None:
+        """Return the row of a key (also of a deleted one), or None."""
+        if type(key) is not self.kind:
+            return None
+        stored = key_bytes(key)
+        hashed = _hash(stored)
+        hashes = self._hashes
+        row = bisect_left(hashes, hashed)
+        while row < self.rows and hashes[row] == hashed:
+            if self._stored(row) == stored:
+                return row
+            row += 1
+        return None
+
+    def find_many(self, keys: Sequence[Key]) -> list[int | None]:
+        """Return the rows of many keys: one vectorised search instead of one for each."""
+        if not keys or not self.rows:
+            return [None] * len(keys)
+        stored = [key_bytes(key) if type(key) is self.kind else b"" for key in keys]
+        hashed = np.fromiter(map(_hash, stored), np.uint64, len(stored))
+        column = np.frombuffer(self._columns[0], np.uint64)
+        rows = column.searchsorted(hashed)
+        hit = column[np.minimum(rows, self.rows - 1)] == hashed
+        found: list[int | None] = [None] * len(keys)
+        for i in np.flatnonzero(hit).tolist():
+            row = int(rows[i])
+            while row < self.rows and self._hashes[row] == int(hashed[i]):
+                if type(keys[i]) is self.kind and self._stored(row) == stored[i]:
+                    found[i] = row
+                    break
+                row += 1
+        return found
+
+    def place(self, row: int) -> Place | None:
+        """Return where the sample of a row lives; None for a deleted key."""
+        chunk = self._chunks[row]
+        if chunk == DELETED:
+            return None
+        if chunk >= len(self.directory):
+            raise Corrupt(f"{self.file}: the key table names a chunk that its directory lacks.", file=self.file)
+        return Place(self.directory[chunk][0], self._slots[row])
+
+    def key(self, row: int) -> Key:
+        """Return the key of a row."""
+        if self.kind is int:
+            return self._keys[row]
+        try:
+            return self._stored(row).decode()
+        except UnicodeDecodeError as error:
+            raise Corrupt(f"{self.file}: the key table is damaged.", file=self.file) from error
+
+    def has_chunk(self, chunk: str) -> bool:
+        """Tell whether the table holds the keys of a chunk."""
+        return chunk in self._number
+
+    def key_at(self, chunk: str, slot: int) -> Key:
+        """Return the key of the sample in a slot of a chunk; ``KeyError`` when the table does not hold it."""
+        number = self._number[chunk]
+        if not 0 <= slot < self.directory[number][1]:
+            raise KeyError(slot)
+        return self.key(self._order[self._starts[number] + slot])
+
+    def keys_of(self, chunk: str) -> list[Key]:
+        """Return the keys of a chunk, slot by slot."""
+        number = self._number[chunk]
+        return [self.key(row) for row in self._order[self._starts[number] : self._starts[number + 1]].tolist()]
+
+    def __iter__(self) -> Iterator[tuple[Key, Place | None]]:
+        """Yield every key with its place (None when deleted), by hash."""
+        for row in range(self.rows):
+            yield self.key(row), self.place(row)
+
+    def _stored(self, row: int) -> bytes:
+        if self.kind is int:
+            return _INT.pack(self._keys[row])
+        return bytes(self._heap[self._keys[row] : self._keys[row + 1]])
