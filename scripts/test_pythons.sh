@@ -3,11 +3,12 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-# Version managers leave launchers on the PATH that fail for versions that are not selected, so each candidate is run once
+# Version managers leave launchers on the PATH that fail for versions that are not selected. So each candidate is run once, and what stands behind the
+# launchers of pyenv (ROOT/shims/python3.N for ROOT/versions/3.N.P/bin/python3.N) is tried too.
 find_python() {
-    local minor=$1 root candidate
-    root=${PYENV_ROOT:-$(pyenv root 2>/dev/null)}
-    for candidate in $(type -aP "python$minor") ${root:+"$root"/versions/"$minor".*/bin/python"$minor"} "$PYTHON"; do
+    local minor=$1 found candidate
+    found=$(type -aP "python$minor")
+    for candidate in $found $(for f in $found; do case $f in */shims/*) echo "${f%/shims/*}/versions/$minor".*/bin/"python$minor" ;; esac; done) "$PYTHON"; do
         if [ "$("$candidate" -c 'import sys, venv, ensurepip; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$minor" ]; then
             echo "$candidate"
             return

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from liveset.errors import Corrupt, MissingDependency
 from liveset.format.arrow import ArrowChunk, is_arrow
 
-pa = pytest.importorskip("pyarrow")
+pa = pytest.importorskip("pyarrow", exc_type=ImportError)
 
 
 def pack(table, *, batch=256, codec=None, stream=False, schema=None):
@@ -28,10 +28,19 @@ def wrap(blob, count):
 
 
 ROWS = [
-    {"id": f"r{i}", "n": i if i % 3 else None, "f": i / 2, "b": i % 2 == 0, "raw": bytes([i % 256, 0]), "l": [[i], []], "s": {"x": i, "y": [None, "é"]}, "none": None}
+    {
+        "id": f"r{i}",
+        "n": i if i % 3 else None,
+        "f": i / 2,
+        "b": i % 2 == 0,
+        "raw": bytes([i % 256, 0]),
+        "l": [[i], []],
+        "s": {"x": i, "y": [None, "é"]},
+        "none": None,
+    }
     for i in range(600)
 ]
-FORMS = [dict(stream=s, codec=c, batch=b) for s in (False, True) for c in (None, "zstd", "lz4") for b in (256, 100)]
+FORMS = [{"stream": s, "codec": c, "batch": b} for s in (False, True) for c in (None, "zstd", "lz4") for b in (256, 100)]
 
 
 def test_vector():

@@ -113,7 +113,7 @@ def test_arguments_of_later_versions_are_refused(tmp_path: Path, argument: str, 
 def test_arguments_that_need_a_platform(tmp_path: Path) -> None:
     for name in ("num_nodes", "machine"):
         with pytest.raises(ValueError, match="Only https://lightning.ai/ supports multiple nodes or selecting a machine"):
-            optimize(pair, range(3), tmp_path / "out", **{name: 2})
+            optimize(pair, range(3), tmp_path / "out", **{name: 2})  # type: ignore[arg-type]
 
 
 def test_arguments_without_effect(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_session_is_committed_once(tmp_path: Path, caplog: pytest.LogCaptureFixt
 # Where the work is done
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 100])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
 def test_any_number_of_workers_gives_the_same_order(tmp_path: Path, count: int) -> None:
     optimize(pair, range(97), tmp_path, num_workers=count, chunk_size=10)
     assert read(tmp_path) == pairs(97)
@@ -399,7 +399,7 @@ def test_inputs_of_every_kind(tmp_path: Path, where: Any) -> None:
         ([Path("a"), Path("b")], ["a", "b"]),
     ]
     for number, (inputs, expected) in enumerate(kinds):
-        optimize(lambda item: str(item), inputs, tmp_path / str(number), **where)
+        optimize(str, inputs, tmp_path / str(number), **where)
         assert read(tmp_path / str(number)) == [str(item) for item in expected]
 
 
@@ -424,7 +424,12 @@ def test_an_error_of_the_inputs_is_passed_on(tmp_path: Path, where: Any) -> None
 @EVERYWHERE
 def test_queue(tmp_path: Path, where: Any) -> None:
     queue = multiprocessing.get_context("spawn").Queue()
-    feeder = threading.Thread(target=lambda: [queue.put(item) for item in [*range(50), "ALL_DONE"]])
+
+    def fill() -> None:
+        for item in [*range(50), "ALL_DONE"]:
+            queue.put(item)
+
+    feeder = threading.Thread(target=fill)
     feeder.start()
     optimize(pair, queue=queue, output_dir=tmp_path, **where)
     feeder.join()

@@ -94,6 +94,21 @@ def test_power_loss_where_the_archive_is_a_copy(tmp_path: Path) -> None:
     assert lose_power_everywhere(tmp_path, NoLinks, _two_chunks, 2) > 100
 
 
+def test_what_another_program_left_unsynced_is_archived_whole(tmp_path: Path) -> None:
+    root = tmp_path / "dataset"
+    root.mkdir()
+    log = DiskLog(root)
+    fd = log.create(str(root / "index.json"))
+    log.write(fd, [b'{"chunks": [], "config": null}'])
+    log.close(fd)
+    _run(LocalStore(root, files=log), _two_chunks, "new")
+    for number, image in enumerate(log.images(20)):
+        after = LocalStore(tmp_path / f"image {number}")
+        for name, data in image.items():
+            after.write(name, data)
+        assert [index.version for index in check_dataset(after)] == [0, 1]
+
+
 @pytest.mark.parametrize("forgotten", ["sync", "sync_directory", "dataset", "versions", "_liveset"])
 def test_a_forgotten_sync_is_noticed(tmp_path: Path, forgotten: str) -> None:
     def make(root: Path) -> DiskLog:

@@ -12,7 +12,7 @@ import pytest
 from liveset.edit.changes import HISTORY, Append, SetAttributes
 from liveset.edit.commit import commit
 from liveset.edit.versions import list_versions, was_committed
-from liveset.errors import Corrupt, DatasetNotFound, ForeignEdit, PositionOutOfRange, VersionExpired, VersionNotFound
+from liveset.errors import Corrupt, DatasetNotFound, ForeignEdit, OverwriteConflict, PositionOutOfRange, VersionExpired, VersionNotFound
 from liveset.format.index import ChunkRecord, Index
 from liveset.snapshot import open_snapshot
 from liveset.storage import Store, open_store, version_name
@@ -116,6 +116,14 @@ def test_a_chunk_that_is_gone_is_named(store: MemoryStore) -> None:
         snapshot.chunk_buffer(1)
 
 
+def test_chunks_that_are_compressed_as_a_whole_may_be_shorter_than_their_size() -> None:
+    store = MemoryStore()
+    store.write("a.zstd.bin", b"short")
+    record = ChunkRecord("a.zstd.bin", 1, 1000)
+    commit(store, Append(CONFIG | {"compression": "zstd"}, (record,)), None)
+    assert bytes(open_snapshot(store).chunk_buffer(0)) == b"short"
+
+
 def test_positions_lead_to_chunk_and_slot() -> None:
     sizes = [random.Random(1).choice([0, 1, 2, 5]) for _ in range(50)]
     store = MemoryStore()
@@ -158,6 +166,29 @@ def test_history_is_listed_newest_first_beyond_what_a_head_remembers() -> None:
     with pytest.raises(VersionExpired, match="cut"):
         was_committed(store, "job 1")
     assert [entry.version for entry in list_versions(store)][-1] == total - HISTORY
+
+
+def test_an_archive_of_another_dataset_is_not_taken_for_history() -> None:
+    stores = MemoryStore(), MemoryStore()
+    for store in stores:
+        for number in range(HISTORY + 3):
+            append(store, f"{number}", session=f"job {number}")
+    ours, theirs = stores
+    oldest = version_name(3)  # of those that the head remembers: where the search goes on
+    ours.delete([oldest])
+    ours.write(oldest, theirs.read(oldest))
+    with pytest.raises(VersionExpired, match="another line"):
+        was_committed(ours, "job 0")
+
+
+def test_a_base_of_another_dataset_is_not_taken_for_an_ancestor() -> None:
+    here, elsewhere = MemoryStore(), MemoryStore()
+    for store in (here, elsewhere):
+        append(store, "a")
+    base = open_snapshot(elsewhere).index
+    append(here, "b")
+    with pytest.raises(OverwriteConflict, match="another one was put in its place"):
+        commit(here, Append(CONFIG, ()), base)
 
 
 def test_nothing_was_committed_where_nothing_is(tmp_path: Path) -> None:

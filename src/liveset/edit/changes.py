@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import msgspec
 
 from liveset.format.index import ChunkRecord, Index
-from liveset.format.stamp import EditStamp
+from liveset.format.stamp import EditStamp, KeyFiles
 
-__all__ = ["HISTORY", "Append", "Change", "Overwrite", "SetAttributes", "Stamp", "apply"]
+__all__ = ["HISTORY", "Append", "Change", "Keys", "Overwrite", "Replace", "SetAttributes", "SetKeys", "Stamp", "apply"]
 
 HISTORY = 64
 """How many earlier commits a head remembers; the older ones are found in the archived heads."""
@@ -25,6 +25,7 @@ class Append:
     op: ClassVar[str] = "append"
     config: Mapping[str, Any] | None
     records: tuple[ChunkRecord, ...]
+    keys: Keys | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Overwrite:
     config: Mapping[str, Any] | None
     records: tuple[ChunkRecord, ...]
     force: bool = False
+    keys: Keys | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,35 @@ class SetAttributes:
     attributes: Mapping[str, Any]
 
 
-Change = Append | Overwrite | SetAttributes
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Puts other files in the place of some chunks; samples keep their positions and keys.
+
+    ``records`` maps ids of chunks to their new records, ``expects`` to the names of the files that the new ones were made from.
+    """
+
+    op: ClassVar[str] = "replace"
+    records: Mapping[str, ChunkRecord]
+    expects: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class SetKeys:
+    """Gives a dataset keys, or other ones; samples stay as they are."""
+
+    op: ClassVar[str] = "keys"
+    keys: Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys that a version has: its tables, and the member ``keys`` of the index, which describes the published shards."""
+
+    files: KeyFiles
+    published: Mapping[str, Any]
+
+
+Change = Append | Overwrite | SetAttributes | Replace | SetKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +90,7 @@ class Stamp:
 
 def apply(index: Index | None, change: Change, stamp: Stamp) -> Index:
     """The index after a change; what ``index`` holds and the change does not touch stays as it is."""
-    edit = _stamp(index, change, stamp)
+    edit = replace(_stamp(index, change, stamp), key_files=_key_files(index, change))
     members = dict(index.members) if index else {}
     members["updated_at"] = msgspec.json.encode(_updated_at(edit.time, members.get("updated_at")))
     attributes = dict(index.attributes) if index else {}
@@ -74,11 +104,41 @@ def apply(index: Index | None, change: Change, stamp: Stamp) -> Index:
         case Overwrite():
             chunks, config = change.records, change.config
             members.pop("keys", None)  # it describes keys of chunks that are no longer listed
+        case Replace():
+            chunks, config = _replaced(index, change), index.config if index else None
+        case SetKeys():
+            chunks, config = (index.chunks, index.config) if index else ((), None)
         case SetAttributes():
             chunks, config = (index.chunks, index.config) if index else ((), None)
             attributes |= change.attributes
             attributes = {name: value for name, value in attributes.items() if value is not None}
+    if isinstance(change, Append | Overwrite | SetKeys) and change.keys is not None:
+        members["keys"] = msgspec.json.encode(change.keys.published, order="sorted")
     return Index.build(chunks=chunks, config=config, attributes=attributes, edit=edit, members=members)
+
+
+def _key_files(index: Index | None, change: Change) -> KeyFiles | None:
+    if isinstance(change, Append | Overwrite | SetKeys) and change.keys is not None:
+        return change.keys.files
+    if isinstance(change, Overwrite) or index is None or index.edit is None:
+        return None
+    files = index.edit.key_files
+    if files is not None and isinstance(change, Append) and change.records:
+        raise ValueError("cannot append samples without keys to a dataset that has keys")
+    return files
+
+
+def _replaced(index: Index | None, change: Replace) -> tuple[ChunkRecord, ...]:
+    chunks = []
+    left = dict(change.records)
+    for record in index.chunks if index else ():
+        new = left.pop(record.id or record.filename, None)
+        if new is not None and change.expects[record.id or record.filename] != record.filename:
+            raise ValueError(f"the chunk {record.filename} was replaced meanwhile")
+        chunks.append(record if new is None else new)
+    if left:
+        raise ValueError(f"the dataset has no chunk {next(iter(left))!r}")
+    return tuple(chunks)
 
 
 def _stamp(index: Index | None, change: Change, stamp: Stamp) -> EditStamp:

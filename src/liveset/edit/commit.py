@@ -10,20 +10,21 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from typing import TypeAlias
 
 from liveset.edit.changes import Change, Stamp, apply
 from liveset.edit.rebase import check_rebase
 from liveset.edit.versions import entries, entries_since, find_session
 from liveset.errors import CommitUnknown, Conflict, DatasetError, ForeignEdit, NotFound, UnsupportedFormat
 from liveset.format.index import Index
-from liveset.format.stamp import WRITE_FEATURES
+from liveset.format.stamp import WRITE_FEATURES, HistoryEntry
 from liveset.storage import HEAD, VERSIONS, Head, Store, Swap, version_name
 
-__all__ = ["Policy", "commit", "new_token"]
+__all__ = ["Policy", "Prepare", "commit", "new_token"]
 
 _log = logging.getLogger("liveset")
 
@@ -52,6 +53,12 @@ class Policy:
         self.sleep(random.uniform(0, min(self.longest_pause, self.first_pause * 2 ** min(number, 16))))
 
 
+Prepare: TypeAlias = Callable[[Index | None, Sequence[HistoryEntry]], Change | None]
+"""Makes the change for the head that it will be applied to, given the commits since the base; called again after each lost race.
+
+It may write files, and raises ``Conflict`` when the change has no place on this head. None means that nothing is left to change."""
+
+
 class Outcome(Enum):
     """What the head says about a swap that was sent."""
 
@@ -63,7 +70,7 @@ class Outcome(Enum):
 
 def commit(
     store: Store,
-    change: Change,
+    change: Change | Prepare,
     base: Index | None,
     *,
     session: str | None = None,
@@ -80,7 +87,9 @@ def commit(
 
 
 class _Commit:
-    def __init__(self, store: Store, change: Change, base: Index | None, session: str | None, message: str, policy: Policy) -> None:
+    def __init__(
+        self, store: Store, change: Change | Prepare, base: Index | None, session: str | None, message: str, policy: Policy
+    ) -> None:
         self.store, self.change, self.base, self.message, self.policy = store, change, base, message, policy
         self.token = policy.token()
         self.named = session is not None
@@ -94,13 +103,18 @@ class _Commit:
             head, parent = self.read()
             if self.named and (done := self.find_done(parent)) is not None:
                 return done
-            check_rebase(self.change, self.base, parent, entries_since(self.store, parent, self.base))
+            since = entries_since(self.store, parent, self.base)
+            change = self.change if isinstance(self.change, Change) else self.change(parent, since)
+            if change is None:
+                assert parent is not None
+                return parent
+            check_rebase(change, self.base, parent, since)
             stamp = Stamp(f"{self.token}.{attempt}", self.session, self.policy.now(), self.message)
-            new = apply(parent, self.change, stamp)
+            new = apply(parent, change, stamp)
             if head is not None and parent is not None:
                 self.archive(head, parent)
             if self.swap(head, parent, new):
-                _log.info("committed version %d of %s (%s, %d samples)", new.version, self.store.url, self.change.op, new.samples)
+                _log.info("committed version %d of %s (%s, %d samples)", new.version, self.store.url, change.op, new.samples)
                 return new
         raise Conflict(
             f"gave up after losing {self.policy.attempts} races for the next version of {self.store.url}; nothing was committed."

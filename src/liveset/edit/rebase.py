@@ -6,15 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from liveset.edit.changes import Append, Change, Overwrite, SetAttributes
+from liveset.edit.changes import Append, Change, Overwrite, Replace, SetAttributes, SetKeys
 from liveset.errors import Conflict, DatasetNotFound, OverwriteConflict, SchemaConflict
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
 
 __all__ = ["check_rebase", "check_schema"]
 
-_ADDITIVE = frozenset(("append", "attributes", "replace", "delete", "compact", "tag", "fence"))
+_ADDITIVE = frozenset(("append", "attributes", "keys", "replace", "delete", "compact", "tag", "fence"))
 """Commits that leave the samples of an append where they belong; any other may have replaced the dataset."""
+_VERBS: dict[type, tuple[str, str, str]] = {
+    Append: ("append to", "samples", "Append"),
+    Overwrite: ("overwrite", "samples", "Overwrite"),
+    Replace: ("update", "changes", "Update"),
+    SetKeys: ("make keys for", "keys", "Make them"),
+}
 _DEFAULTS = {
     "data_format": None,
     "data_spec": None,
@@ -58,7 +64,7 @@ def check_schema(dataset: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 
 def _check_ground(change: Change, base: Index | None, head: Index | None, since: Sequence[HistoryEntry]) -> None:
     """The dataset that the change was made for must still be there."""
-    verb = "append to" if isinstance(change, Append) else "overwrite"
+    verb, past, again = _VERBS[type(change)]
     if base is None:
         if head is not None and isinstance(change, Overwrite):
             raise OverwriteConflict(
@@ -78,8 +84,8 @@ def _check_ground(change: Change, base: Index | None, head: Index | None, since:
             )
     elif replaced := [entry for entry in since if entry.op not in _ADDITIVE]:
         raise OverwriteConflict(
-            f"cannot append to the dataset: it was replaced meanwhile ({_told(replaced)} committed after version {base.version}). "
-            "Nothing was changed. Append again if the samples belong to the new dataset."
+            f"cannot {verb} the dataset: it was replaced meanwhile ({_told(replaced)} committed after version {base.version}). "
+            f"Nothing was changed. {again} again if the {past} belong to the new dataset."
         )
 
 

@@ -38,8 +38,10 @@ def _too_large(size: int) -> SampleError:
 def pack_framed(items: Sequence[bytes], compression: Compression) -> list[bytes]:
     """Return the buffers of a framed chunk file: header and tables, then the frames.
 
+    Items without any content (samples such as ``{}``) make a classic chunk, since the layout has no frames of nothing; readers take both.
+
     Raises:
-        SampleError: the items are empty, or reach 4 GiB.
+        SampleError: all items of one frame are empty but others are not, or the items reach 4 GiB.
     """
     count, width = len(items), compression.batch_size
     if not count:
@@ -48,6 +50,8 @@ def pack_framed(items: Sequence[bytes], compression: Compression) -> list[bytes]
     np.cumsum(np.fromiter(map(len, items), np.int64, count), out=logical[1:])
     if logical[-1] > _U32_MAX:
         raise _too_large(int(logical[-1]))
+    if not logical[-1]:
+        return [struct.pack(f"<{count + 2}I", count, *[4 + 4 * (count + 1)] * (count + 1))]
     firsts = range(0, count, width)
     table = np.zeros(len(firsts), _FRAME)
     start = _HEAD.size + 4 * (count + 1) + table.nbytes

@@ -12,8 +12,14 @@ import numpy as np
 
 from liveset.errors import Corrupt, MissingDependency, SampleError, UnsupportedFormat
 
-# Modes whose pixels are all there is; a palette would be lost.
-_RAW_MODES = frozenset("1 L LA La RGB RGBA RGBa RGBX CMYK YCbCr LAB HSV I F I;16 I;16L I;16B I;16N".split())
+# Bits per pixel of the modes whose pixels are all there is; a palette would be lost. Rows of mode "1" end at a whole byte.
+_RAW_BITS = (
+    {"1": 1, "L": 8, "LA": 16, "La": 16, "RGB": 24, "RGBA": 32, "RGBa": 32, "RGBX": 32, "CMYK": 32, "YCbCr": 24, "LAB": 24, "HSV": 24}
+    | {"I": 32, "F": 32}
+    | dict.fromkeys(("I;16", "I;16L", "I;16B", "I;16N"), 16)
+)
+# The old tool writes these, too, but not their palette.
+_READ_BITS = {**_RAW_BITS, "P": 8, "PA": 16}
 _FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "gif": "GIF"}
 _SIGNATURES = ((b"\xff\xd8\xff", "JPEG"), (b"\x89PNG\r\n\x1a\n", "PNG"), (b"BM", "BMP"), (b"GIF8", "GIF"))
 # Luminance table of quality 50 (JPEG standard, annex K), whose scaled copies most encoders use.
@@ -66,10 +72,10 @@ def source(image: Any) -> bytes:
     Raises:
         SampleError: there are none, or the pixels were changed since.
     """
-    data = _source(image)
+    data = _source(image) if is_jpeg_file(image) else None
     if data is None:
         raise SampleError(
-            "the bytes of this JPEG are no longer there, or its pixels were changed after it was opened: "
+            "the bytes of this JPEG are not at hand (it is no file, was loaded, or was changed after it was opened): "
             "store Pil(image=...) to keep the pixels, or Jpeg(bytes=...) for the file."
         )
     return data
@@ -202,7 +208,7 @@ def estimate_quality(data: bytes) -> int:
 def pack_pil(image: Any) -> bytes:
     """Return the ``pil`` leaf of an image; ``SampleError`` for modes that raw pixels do not describe. Metadata is not kept."""
     mode = image.mode
-    if mode not in _RAW_MODES:
+    if mode not in _RAW_BITS:
         raise SampleError(
             f"an image of mode {mode!r} cannot be stored as raw pixels, since its palette would be lost: "
             "convert it (image.convert('RGB')), or store Image(image=..., format='png')."
@@ -222,8 +228,10 @@ def unpack_pil(data: bytes) -> Any:
         width, height, size = struct.unpack_from("<III", data)
         mode = data[12 : 12 + size].decode("ascii")
         pixels = data[12 + size :]
-        if mode not in _RAW_MODES and mode not in {"P", "PA"}:
+        if mode not in _READ_BITS:
             raise Corrupt(f"a pil leaf is damaged: its mode is {mode[:20]!r}.")
+        if len(pixels) != (width * _READ_BITS[mode] + 7) // 8 * height:
+            raise Corrupt(f"a pil leaf is damaged: {len(pixels)} bytes are not {width} x {height} pixels of mode {mode}.")
         return pillow.frombytes(mode, (width, height), pixels)
     except (struct.error, ValueError, OverflowError, MemoryError) as error:
         raise Corrupt(f"a pil leaf is damaged ({error}).") from error

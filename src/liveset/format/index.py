@@ -187,6 +187,12 @@ class Index:
         config = self.config or {}
         return config.get("compression") is not None and config.get("compression_level") in (None, "chunk")
 
+    @property
+    def layout_of_keys(self) -> Mapping[str, Any]:
+        """What the index says about published keys (``version``, ``num_shards``, ``sharding``, ``field``); empty when it says nothing."""
+        raw = self.members.get("keys")
+        return _checked(_decode_object, raw, self.file, "keys") if raw is not None else {}
+
     def digest_matches(self) -> bool:
         """Whether the members are those that the stamp was made for; True without a stamp."""
         return self.edit is None or self.edit.digest == self.digest

@@ -80,9 +80,68 @@ def key_bytes(key: Key) -> bytes:
     return key.encode() if type(key) is str else _INT.pack(key)  # type: ignore[arg-type]
 
 
-def hash_keys(keys: Iterable[Key]) -> _Array:
-    """Return the hashes of keys, ``u64``."""
-    return np.fromiter((_hash(key_bytes(key)) for key in keys), np.uint64)
+class KeyColumn:
+    """Many keys as arrays: compact, quick to join and to pickle.
+
+    Attributes:
+        kind: ``str`` or ``int``.
+        hashes: xxh3-64 of each key, ``u64``.
+        bounds: where each key's bytes start in ``heap``, and the end of the last one, ``u64``.
+        heap: the bytes of all keys.
+    """
+
+    __slots__ = ("bounds", "hashes", "heap", "kind")
+
+    def __init__(self, kind: type, hashes: _Array, bounds: _Array, heap: bytes) -> None:
+        self.kind, self.hashes, self.bounds, self.heap = kind, hashes, bounds, heap
+
+    @classmethod
+    def of(cls, keys: Sequence[Key]) -> KeyColumn:
+        """Return the column of normalized keys; ``TypeError`` when text and integers are mixed."""
+        kinds = set(map(type, keys))
+        if len(kinds) > 1:
+            raise TypeError("Unsupported key type: keys are all text or all integers in one dataset, and these are mixed.")
+        stored = list(map(key_bytes, keys))
+        bounds = np.zeros(len(keys) + 1, np.uint64)
+        np.cumsum(np.fromiter(map(len, stored), np.uint64, len(stored)), out=bounds[1:])
+        return cls(kinds.pop() if kinds else str, np.fromiter(map(_hash, stored), np.uint64, len(stored)), bounds, b"".join(stored))
+
+    @classmethod
+    def join(cls, columns: Sequence[KeyColumn]) -> KeyColumn:
+        """Return one column after the other; ``TypeError`` when text and integers are mixed."""
+        filled = [column for column in columns if len(column)]
+        if len(filled) < 2:
+            return filled[0] if filled else cls.of([])
+        if len({column.kind for column in filled}) > 1:
+            raise TypeError("Unsupported key type: keys are all text or all integers in one dataset, and these are mixed.")
+        starts = np.array([0, *accumulate(len(column.heap) for column in filled)], np.uint64)
+        bounds = [column.bounds[:-1] + start for column, start in zip(filled, starts[:-1], strict=True)]
+        hashes = np.concatenate([column.hashes for column in filled])
+        return cls(filled[0].kind, hashes, np.concatenate([*bounds, starts[-1:]]), b"".join(column.heap for column in filled))
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def __getitem__(self, row: int) -> Key:
+        stored = self.stored(row)
+        return stored.decode() if self.kind is str else _INT.unpack(stored)[0]
+
+    def __iter__(self) -> Iterator[Key]:
+        return map(self.__getitem__, range(len(self)))
+
+    def stored(self, row: int) -> bytes:
+        """Return the bytes of a key."""
+        return self.heap[int(self.bounds[row]) : int(self.bounds[row + 1])]
+
+    def take(self, rows: _Array) -> KeyColumn:
+        """Return the keys of these rows, in their order."""
+        sizes = (self.bounds[1:] - self.bounds[:-1])[rows]
+        bounds = np.zeros(len(rows) + 1, np.uint64)
+        np.cumsum(sizes, out=bounds[1:])
+        heap = self.heap
+        starts = self.bounds[:-1][rows].tolist()
+        pieces = [heap[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)]
+        return KeyColumn(self.kind, self.hashes[rows], bounds, b"".join(pieces))
 
 
 def _padded(data: bytes) -> bytes:
@@ -93,22 +152,21 @@ def _padded(data: bytes) -> bytes:
 class Rows:
     """Keys and their places as columns, in any order; ``chunks`` counts into ``directory``, ``DELETED`` marks a key that is gone."""
 
-    keys: Sequence[Key]
+    keys: KeyColumn
     chunks: _Array
     slots: _Array
     directory: Sequence[tuple[str, int]]
 
     @classmethod
-    def of_chunks(cls, chunks: Iterable[tuple[str, Sequence[Key]]]) -> Rows:
+    def of_chunks(cls, chunks: Iterable[tuple[str, KeyColumn]]) -> Rows:
         """Return the rows of whole chunks: id and the keys of slots 0, 1, ..."""
         listed = list(chunks)
         counts = [len(keys) for _, keys in listed]
-        total = sum(counts)
         starts = np.repeat(np.array([0, *accumulate(counts)][:-1], np.int64), counts)
         return cls(
-            [key for _, keys in listed for key in keys],
+            KeyColumn.join([keys for _, keys in listed]),
             np.repeat(np.arange(len(listed), dtype=np.uint32), counts),
-            (np.arange(total) - starts).astype(np.uint32),
+            (np.arange(sum(counts)) - starts).astype(np.uint32),
             [(chunk, len(keys)) for chunk, keys in listed],
         )
 
@@ -118,57 +176,35 @@ def pack_table(rows: Rows) -> list[bytes]:
 
     Raises:
         DuplicateKeys: a key occurs more than once; ``keys`` names some of them.
-        TypeError: text and integers are mixed.
     """
-    kind = key_kind(rows.keys)
-    count = len(rows.keys)
-    if kind is int:
-        numbers = np.fromiter(rows.keys, np.int64, count)  # type: ignore[arg-type]
-        hashes = np.fromiter(map(_hash, map(_INT.pack, rows.keys)), np.uint64, count)  # type: ignore[arg-type]
-        texts: list[bytes] = []
+    by_hash = np.argsort(rows.keys.hashes, kind="stable")
+    keys = rows.keys.take(by_hash)
+    if found := duplicates(keys):
+        raise DuplicateKeys.naming(found)
+    if keys.kind is int:
+        column, heap = keys.heap, b""
     else:
-        texts = [key.encode() for key in rows.keys]  # type: ignore[union-attr]
-        hashes = np.fromiter(map(_hash, texts), np.uint64, count)
-    by_hash = np.argsort(hashes, kind="stable")
-    hashes = hashes[by_hash]
-    _refuse_duplicates(rows.keys, hashes, by_hash)
-    if kind is int:
-        column, heap = numbers[by_hash].tobytes(), b""
-    else:
-        texts = [texts[row] for row in by_hash.tolist()]
-        bounds = np.zeros(count + 1, np.uint64)
-        np.cumsum(np.fromiter(map(len, texts), np.uint64, count), out=bounds[1:])
-        column, heap = bounds.tobytes(), b"".join(texts)
+        column, heap = keys.bounds.tobytes(), keys.heap
     chunks, slots = rows.chunks[by_hash].astype("<u4"), rows.slots[by_hash].astype("<u4")
     live = np.flatnonzero(chunks != DELETED)
     order = live[np.lexsort((slots[live], chunks[live]))].astype("<u4")
     directory = msgspec.json.encode([list(entry) for entry in rows.directory])
-    header = _HEADER.pack(MAGIC, int(kind is int), count, len(order), len(directory), len(heap))
-    sections = [hashes.tobytes(), column, chunks.tobytes(), slots.tobytes(), order.tobytes(), directory, heap]
+    header = _HEADER.pack(MAGIC, int(keys.kind is int), len(keys), len(order), len(directory), len(heap))
+    sections = [keys.hashes.tobytes(), column, chunks.tobytes(), slots.tobytes(), order.tobytes(), directory, heap]
     return [header, *map(_padded, sections)]
 
 
-def key_kind(keys: Sequence[Key]) -> type:
-    """Return the one type of the keys, ``str`` or ``int`` (``str`` for none); ``TypeError`` when they are mixed."""
-    kinds = set(map(type, keys))
-    if len(kinds) > 1:
-        raise TypeError("Unsupported key type: keys are all text or all integers in one dataset, and these are mixed.")
-    return kinds.pop() if kinds else str
-
-
-def _refuse_duplicates(keys: Sequence[Key], hashes: _Array, by_hash: _Array) -> None:
-    same = np.flatnonzero(hashes[1:] == hashes[:-1])
-    if not len(same):
-        return
-    found = []
+def duplicates(keys: KeyColumn) -> list[Key]:
+    """Return the keys that occur more than once in a column that is sorted by hash."""
+    same = np.flatnonzero(keys.hashes[1:] == keys.hashes[:-1])
+    found: list[Key] = []
     seen: set[Key] = set()
-    for at in np.union1d(same, same + 1).tolist():
-        key = keys[by_hash[at]]
+    for row in np.union1d(same, same + 1).tolist():
+        key = keys[row]
         if key in seen:
             found.append(key)
         seen.add(key)
-    if found:
-        raise DuplicateKeys.naming(found)
+    return found
 
 
 class KeyTable:
@@ -216,20 +252,18 @@ class KeyTable:
             row += 1
         return None
 
-    def find_many(self, keys: Sequence[Key]) -> list[int | None]:
+    def find_many(self, keys: KeyColumn) -> list[int | None]:
         """Return the rows of many keys: one vectorised search instead of one for each."""
-        if not keys or not self.rows:
-            return [None] * len(keys)
-        stored = [key_bytes(key) if type(key) is self.kind else b"" for key in keys]
-        hashed = np.fromiter(map(_hash, stored), np.uint64, len(stored))
-        column = np.frombuffer(self._columns[0], np.uint64)
-        rows = column.searchsorted(hashed)
-        hit = column[np.minimum(rows, self.rows - 1)] == hashed
         found: list[int | None] = [None] * len(keys)
-        for i in np.flatnonzero(hit).tolist():
-            row = int(rows[i])
-            while row < self.rows and self._hashes[row] == int(hashed[i]):
-                if type(keys[i]) is self.kind and self._stored(row) == stored[i]:
+        if not len(keys) or not self.rows or keys.kind is not self.kind:
+            return found
+        column = np.frombuffer(self._columns[0], np.uint64)
+        rows = column.searchsorted(keys.hashes)
+        hits = np.flatnonzero(column[np.minimum(rows, self.rows - 1)] == keys.hashes)
+        for i, row in zip(hits.tolist(), rows[hits].tolist(), strict=True):
+            stored, hashed = keys.stored(i), self._hashes[row]
+            while row < self.rows and self._hashes[row] == hashed:
+                if self._stored(row) == stored:
                     found[i] = row
                     break
                 row += 1

@@ -7,9 +7,9 @@ are stored unchanged unless a wrapper asks for another quality, mode or format.
 from __future__ import annotations
 
 import importlib.util
-import os
 import struct
 import sys
+from pathlib import PurePath
 from typing import Any
 
 from liveset.errors import SampleError, UnsupportedFormat
@@ -85,7 +85,7 @@ def _wrapper_format(value: Any) -> str:
 
 
 def _extension(path: Path | None) -> str:
-    return "" if path is None else os.path.splitext(os.fspath(path))[1][1:].lower()
+    return "" if path is None else PurePath(path).suffix[1:].lower()
 
 
 def _extension_of_format(name: str) -> str:
@@ -239,7 +239,7 @@ def _jpeg_blobs(value: Any) -> list[bytes]:
             blobs.append(_jpeg_bytes(item))
         elif isinstance(item, bytes | bytearray | memoryview):
             blobs.append(_jpeg_bytes(Jpeg(bytes=bytes(item), **options)))
-        elif isinstance(item, str | os.PathLike):
+        elif isinstance(item, str | PurePath):
             blobs.append(_jpeg_bytes(Jpeg(path=item, **options)))
         elif images.is_image(item):
             blobs.append(_jpeg_bytes(Jpeg(image=item, **options)))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from liveset.errors import Corrupt, UnsupportedFormat
 
-__all__ = ["FORMAT", "READ_FEATURES", "WRITE_FEATURES", "EditStamp", "HistoryEntry"]
+__all__ = ["FORMAT", "READ_FEATURES", "WRITE_FEATURES", "EditStamp", "HistoryEntry", "KeyFiles"]
 
 FORMAT = 1
 READ_FEATURES: frozenset[str] = frozenset()
@@ -17,7 +17,29 @@ READ_FEATURES: frozenset[str] = frozenset()
 WRITE_FEATURES: frozenset[str] = frozenset()
 """What ``edit.requires.write`` may name: without it a writer would break a promise."""
 
-_KNOWN = frozenset(("format", "requires", "version", "id", "session", "parent", "op", "committed_at", "digest", "message", "history"))
+_KNOWN = frozenset(
+    ("format", "requires", "version", "id", "session", "parent", "op", "committed_at", "digest", "message", "history", "key_files")
+)
+
+
+class KeyFiles(NamedTuple):
+    """The key tables of a version; a later table is right where two know the same key or chunk."""
+
+    kind: str
+    """``text`` or ``int``."""
+    count: int
+    """Number of keys, which is the number of samples."""
+    base: tuple[str, ...]
+    deltas: tuple[str, ...] = ()
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """All tables, oldest first."""
+        return self.base + self.deltas
+
+    def to_json(self) -> dict[str, Any]:
+        """The member ``key_files`` of a stamp."""
+        return {"kind": self.kind, "count": self.count, "base": list(self.base), "deltas": list(self.deltas)}
 
 
 class HistoryEntry(NamedTuple):
@@ -49,6 +71,8 @@ class EditStamp:
     """The commits before this one, newest first; the older ones are found in the archived versions."""
     requires_read: tuple[str, ...] = ()
     requires_write: tuple[str, ...] = ()
+    key_files: KeyFiles | None = None
+    """Where the keys of the samples are; None for a dataset without keys."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Members that we do not know; they survive."""
 
@@ -104,6 +128,7 @@ class EditStamp:
             history=tuple(_entry(item, file) for item in history),
             requires_read=tuple(read),
             requires_write=tuple(write),
+            key_files=_key_files(data.get("key_files"), file),
             extra={name: value for name, value in data.items() if name not in _KNOWN},
         )
 
@@ -111,6 +136,7 @@ class EditStamp:
         """The member ``edit``; members of ``extra`` never hide the known ones."""
         return {
             **self.extra,
+            **({"key_files": self.key_files.to_json()} if self.key_files is not None else {}),
             "format": FORMAT,
             "requires": {"read": list(self.requires_read), "write": list(self.requires_write)},
             "version": self.version,
@@ -146,6 +172,18 @@ def _entry(item: Any, file: str) -> HistoryEntry:
     if texts is None:
         raise _bad(file, "history", "a list of [version, id, op, committed_at, ...]")
     return HistoryEntry(item[0], *texts)
+
+
+def _key_files(item: Any, file: str) -> KeyFiles | None:
+    if item is None:
+        return None
+    base, deltas = (_strings(item.get(name, [])) if isinstance(item, dict) else None for name in ("base", "deltas"))
+    if base is None or deltas is None or item.get("kind") not in ("text", "int") or type(item.get("count")) is not int:
+        raise _bad(file, "key_files", "an object with kind, count, base and deltas")
+    names = (*base, *deltas)
+    if any("\\" in name or "\0" in name or any(part in ("", ".", "..") for part in name.split("/")) for name in names):
+        raise _bad(file, "key_files", "a list of plain relative paths")
+    return KeyFiles(item["kind"], item["count"], tuple(base), tuple(deltas))
 
 
 def _strings(value: Any) -> list[str] | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path as _File
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 from liveset.errors import MissingDependency, SampleError
 
-Path: TypeAlias = str | os.PathLike[str]
+Path: TypeAlias = str | PurePath
 
 # Most images lose nothing visible at this quality.
 _CAP = 95
@@ -20,10 +21,9 @@ def file_bytes(value: Any) -> bytes:
     if value.bytes is not None:
         return bytes(value.bytes)
     try:
-        with open(value.path, "rb") as stream:
-            return stream.read()
+        return _File(value.path).read_bytes()
     except OSError as error:
-        raise SampleError(f"{type(value).__name__}({os.fspath(value.path)!r}) cannot be read: {error.strerror or error}.") from error
+        raise SampleError(f"{type(value).__name__}({str(value.path)!r}) cannot be read: {error.strerror or error}.") from error
 
 
 def _check(wrapper: Any, *, sources: tuple[str, ...]) -> None:
@@ -165,7 +165,7 @@ class Tensor:
         if self.array is not None:
             object.__setattr__(self, "shape", tuple(self.array.shape))
             return
-        size = os.path.getsize(self.path) if self.path is not None else memoryview(self.bytes or b"").nbytes
+        size = _File(self.path).stat().st_size if self.path is not None else memoryview(self.bytes or b"").nbytes
         width = _torch_dtype(self.dtype).itemsize
         if size % width:
             raise ValueError(f"{size} bytes do not hold a whole number of {self.dtype} values.")

@@ -160,27 +160,28 @@ class Pool:
     def _read(self, worker: _Worker, feed: Feed) -> None:
         if worker.gone:
             return
-        try:
-            reply: Reply = pickle.loads(worker.connection.recv_bytes())  # noqa: S301 - from our own process
-        except (EOFError, OSError):
+        reply = _receive(worker.connection)
+        if reply is None:
             self._died(worker, feed)
-            return
+        else:
+            self._take(worker, reply, feed)
+
+    def _take(self, worker: _Worker, reply: Reply, feed: Feed) -> None:
         if isinstance(reply, Done):
             batch = worker.batches.popleft()
             worker.resize(batch, reply)
             feed.done(worker.slot, batch, reply)
         elif isinstance(reply, Closed):
             feed.closed(worker.slot, reply)
-        elif isinstance(reply, Failed):
-            worker.gone = True
-            raise reply.error
         else:
             worker.gone = True
+            if isinstance(reply, Failed):
+                raise reply.error
 
     def _died(self, worker: _Worker, feed: Feed) -> None:
         """Take the last words of a worker that is gone; raise if there were none."""
-        while not worker.gone and _has_more(worker.connection):
-            self._read(worker, feed)
+        while not worker.gone and _has_more(worker.connection) and (reply := _receive(worker.connection)) is not None:
+            self._take(worker, reply, feed)
         if worker.gone:
             return
         worker.gone = True
@@ -230,14 +231,19 @@ class Pool:
         while (left := [worker for worker in self._workers if not worker.gone]) and time.monotonic() < deadline:
             for connection in wait([worker.connection for worker in left], max(0.0, deadline - time.monotonic())):
                 worker = next(worker for worker in left if worker.connection is connection)
-                try:
-                    reply = pickle.loads(worker.connection.recv_bytes())  # noqa: S301 - from our own process
-                except (EOFError, OSError):
-                    reply = Bye()
-                worker.gone = isinstance(reply, Bye | Failed)
+                worker.gone = isinstance(_receive(worker.connection), Bye | Failed | None)
         for worker in self._workers:
             if worker.gone:
                 worker.process.join(_TERM)
+
+
+def _receive(connection: Connection[Any, Any]) -> Reply | None:
+    """Return what a worker says, or None if it is gone."""
+    try:
+        reply: Reply = pickle.loads(connection.recv_bytes())  # noqa: S301 - from our own process
+    except (EOFError, OSError):
+        return None
+    return reply
 
 
 def _has_more(connection: Connection[Any, Any]) -> bool:

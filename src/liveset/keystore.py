@@ -1,0 +1,148 @@
+"""The key store of one version: which sample has which key.
+
+A dataset of ours names its key tables in the head: the newest table that knows a key, or a chunk, is right about it. A dataset that another
+program wrote has only the published Parquet shards, which are searched row group by row group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+from liveset.errors import Corrupt, KeyNotFound, NotFound
+from liveset.format.keytable import Key, KeyColumn, KeyTable, Place
+from liveset.snapshot import Snapshot
+
+__all__ = ["KeyStore", "TableKeys", "open_keys"]
+
+
+class KeyStore(Protocol):
+    """What reading and editing ask of the keys of a version; positions are chunk number and slot."""
+
+    @property
+    def kind(self) -> type:
+        """``str`` or ``int``: all keys of a dataset are of one type."""
+
+    def __len__(self) -> int: ...
+
+    def locate(self, key: Key) -> tuple[int, int] | None:
+        """Return chunk number and slot of a key, or None."""
+
+    def locate_many(self, keys: Sequence[Key]) -> list[tuple[int, int] | None]:
+        """Return the places of many keys."""
+
+    def key_at(self, chunk: int, slot: int) -> Key:
+        """Return the key of a sample."""
+
+    def keys_of(self, chunk: int) -> list[Key]:
+        """Return the keys of a chunk, slot by slot."""
+
+
+def open_keys(snapshot: Snapshot) -> KeyStore | None:
+    """Return the keys of a version, or None when it has none; reads nothing before the first lookup."""
+    edit = snapshot.index.edit
+    if edit is not None:
+        return TableKeys(snapshot) if edit.key_files is not None else None
+    from liveset.parquetkeys import open_published
+
+    return open_published(snapshot)
+
+
+class TableKeys:
+    """The keys of a dataset of ours; safe to use from several threads and after a fork."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        assert snapshot.index.edit is not None
+        assert snapshot.index.edit.key_files is not None
+        self._snapshot = snapshot
+        self._files = snapshot.index.edit.key_files
+
+    @property
+    def kind(self) -> type:
+        return int if self._files.kind == "int" else str
+
+    def __len__(self) -> int:
+        return self._files.count
+
+    @cached_property
+    def tables(self) -> list[KeyTable]:
+        """The tables, newest first; files are mapped, not read."""
+        found = []
+        for name in reversed(self._files.tables):
+            try:
+                found.append(KeyTable(self._snapshot.store.map(name, 0), name))
+            except NotFound as error:
+                raise Corrupt(f"{name} is missing, but version {self._snapshot.version} of the dataset needs it.", file=name) from error
+        return found
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {record.id or record.filename: number for number, record in enumerate(self._snapshot.index.chunks)}
+
+    def locate(self, key: Key) -> tuple[int, int] | None:
+        for table in self.tables:
+            row = table.find(key)
+            if row is not None:
+                return self._resolve(table.place(row), table)
+        return None
+
+    def locate_many(self, keys: Sequence[Key]) -> list[tuple[int, int] | None]:
+        if any(type(key) is not self.kind for key in keys):
+            return [self.locate(key) for key in keys]
+        places: list[tuple[int, int] | None] = [None] * len(keys)
+        column = KeyColumn.of(keys)
+        open_ = list(range(len(keys)))
+        import numpy as np
+
+        for table in self.tables:
+            if not open_:
+                break
+            rows = table.find_many(column.take(np.array(open_)) if len(open_) < len(keys) else column)
+            still = []
+            for i, row in zip(open_, rows, strict=True):
+                if row is None:
+                    still.append(i)
+                else:
+                    places[i] = self._resolve(table.place(row), table)
+            open_ = still
+        return places
+
+    def key_at(self, chunk: int, slot: int) -> Key:
+        return self._table_of(chunk).key_at(self._id(chunk), slot)
+
+    def keys_of(self, chunk: int) -> list[Key]:
+        return self._table_of(chunk).keys_of(self._id(chunk))
+
+    def _id(self, chunk: int) -> str:
+        record = self._snapshot.index.chunks[chunk]
+        return record.id or record.filename
+
+    def _table_of(self, chunk: int) -> KeyTable:
+        name = self._id(chunk)
+        for table in self.tables:
+            if table.has_chunk(name):
+                return table
+        raise Corrupt(f"no key table of version {self._snapshot.version} knows the chunk {name!r}.", file=name)
+
+    def _resolve(self, place: Place | None, table: KeyTable) -> tuple[int, int] | None:
+        if place is None:
+            return None
+        number = self._numbers.get(place.chunk)
+        if number is None:
+            raise Corrupt(f"{table.file} names the chunk {place.chunk!r}, which the index does not list.", file=table.file)
+        return number, place.slot
+
+
+def iterate_keys(keys: KeyStore, chunks: int) -> Iterator[Key]:
+    """Yield the keys of a version in the order of its samples."""
+    for chunk in range(chunks):
+        yield from keys.keys_of(chunk)
+
+
+def missing_key(keys: KeyStore, key: Any, path: str) -> KeyNotFound:
+    """Return the error for a key that is not there; it says so when the key has the wrong type."""
+    if type(key) is not keys.kind:
+        have = "text" if keys.kind is str else "integers"
+        return KeyNotFound(f"{key!r}: the keys of {path} are {have}, not {type(key).__name__}.", key=key)
+    return KeyNotFound(f"{path} has no sample with the key {key!r}.", key=key)
