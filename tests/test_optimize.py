@@ -100,7 +100,6 @@ def test_names_of_both_hints(tmp_path: Path) -> None:
         ("encryption", object()),
         ("reader", object()),
         ("item_loader", object()),
-        ("key_fn", str),
         ("storage_options", {"a": 1}),
     ],
 )

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from liveset import errors as _errors
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -18,8 +20,12 @@ if TYPE_CHECKING:
         DatasetError,
         DatasetExists,
         DatasetNotFound,
+        DuplicateKeys,
         ForeignEdit,
         FormatError,
+        KeyConflict,
+        KeyNotFound,
+        KeysExist,
         MissingDependency,
         NotFound,
         OverwriteConflict,
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
         PositionOutOfRange,
         SampleError,
         SchemaConflict,
+        SessionClosed,
         StorageError,
         UnsafeStore,
         UnsupportedFormat,
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
     from liveset.read.info import DatasetInfo
     from liveset.tools.attributes import set_attributes
     from liveset.tools.export import export
+    from liveset.tools.keys import build_keys_index
     from liveset.tools.verify import VerifyReport, verify
     from liveset.write.optimize import optimize
 
@@ -55,17 +63,13 @@ _WHERE = {
     "Tensor": "liveset.format.media",
     "Text": "liveset.format.media",
     "VerifyReport": "liveset.tools.verify",
+    "build_keys_index": "liveset.tools.keys",
     "export": "liveset.tools.export",
     "optimize": "liveset.write.optimize",
     "set_attributes": "liveset.tools.attributes",
     "verify": "liveset.tools.verify",
 }
-_ERRORS = (
-    "CommitUnknown Conflict Corrupt DatasetError DatasetExists DatasetNotFound ForeignEdit FormatError MissingDependency NotFound "
-    "OverwriteConflict PickleRefused PositionOutOfRange SampleError SchemaConflict StorageError UnsafeStore UnsupportedFormat "
-    "VersionExpired VersionNotFound WorkerError"
-).split()
-_WHERE.update(dict.fromkeys(_ERRORS, "liveset.errors"))
+_WHERE.update(dict.fromkeys(_errors.__all__, "liveset.errors"))
 
 __all__ = [
     "CommitUnknown",
@@ -75,12 +79,16 @@ __all__ = [
     "DatasetExists",
     "DatasetInfo",
     "DatasetNotFound",
+    "DuplicateKeys",
     "File",
     "ForeignEdit",
     "FormatError",
     "Image",
     "Jpeg",
     "JpegArray",
+    "KeyConflict",
+    "KeyNotFound",
+    "KeysExist",
     "MissingDependency",
     "NotFound",
     "OverwriteConflict",
@@ -90,6 +98,7 @@ __all__ = [
     "SampleError",
     "Schema",
     "SchemaConflict",
+    "SessionClosed",
     "StorageError",
     "StreamingDataset",
     "Tensor",
@@ -101,6 +110,7 @@ __all__ = [
     "VersionNotFound",
     "WorkerError",
     "__version__",
+    "build_keys_index",
     "export",
     "optimize",
     "set_attributes",

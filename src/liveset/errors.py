@@ -10,13 +10,15 @@ The tree, grouped by what a caller would do about it::
     ├── PositionOutOfRange (IndexError, ValueError)   no sample at this position
     ├── SampleError (ValueError)           a sample cannot be stored as it is: change what fn returns
     ├── DuplicateKeys (ValueError)     a key occurs more than once; `keys` names some of them
+    ├── KeysExist (FileExistsError)    build_keys_index() found keys: pass overwrite=True
     ├── KeyNotFound (KeyError)         no sample has this key, or the dataset has no keys
+    ├── SessionExpired (RuntimeError)      a vacuum removed what was prepared: start again
     ├── SessionClosed (RuntimeError)   this update was committed or left: open another one
     ├── PickleRefused (ValueError)         a field needs allow_pickle=True to be written or read
     ├── DatasetExists (RuntimeError)       optimize() without a mode found a dataset: choose mode="append" or "overwrite"
     ├── WorkerError (RuntimeError)         fn raised or a worker process died; nothing was committed
     ├── Conflict                           somebody else's commit stands in the way; nothing was committed
-    │   ├── KeyConflict (ValueError)       another commit touched, or added, the same keys; `keys` names them
+    │   ├── KeyConflict (ValueError)       its keys are taken, or changed by another commit: `keys`
     │   ├── OverwriteConflict              the dataset was replaced, or appeared, meanwhile
     │   └── SchemaConflict                 samples do not fit the schema of the dataset
     ├── CommitUnknown                      nobody knows yet whether the commit landed; its files are kept
@@ -28,8 +30,8 @@ The tree, grouped by what a caller would do about it::
     ├── MissingDependency (ModuleNotFoundError)   an optional package is needed; the message names it
     └── StorageError (OSError)             the disk or the network failed
 
-Each error is also the builtin that a caller would catch. Keyword arguments become attributes, and errors survive pickling, so that they can cross
-process boundaries.
+Each error is also the builtin that a caller would catch. Keyword arguments become attributes, and errors survive pickling, so that they can
+cross process boundaries.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ __all__ = [
     "FormatError",
     "KeyConflict",
     "KeyNotFound",
+    "KeysExist",
     "MissingDependency",
     "NotFound",
     "OverwriteConflict",
@@ -57,6 +60,7 @@ __all__ = [
     "SampleError",
     "SchemaConflict",
     "SessionClosed",
+    "SessionExpired",
     "StorageError",
     "UnsafeStore",
     "UnsupportedFormat",
@@ -125,7 +129,12 @@ class DuplicateKeys(DatasetError, ValueError):
     def naming(cls, keys: Iterable[Any]) -> DuplicateKeys:
         """Return the error for these keys."""
         found = tuple(dict.fromkeys(keys))
-        return cls(f"Duplicate keys are not allowed in the keys sidecar. {name_some(found)} more than once; nothing was changed.", keys=found)
+        text = f"Duplicate keys are not allowed in the keys sidecar: {name_some(found)} more than once. Nothing was changed."
+        return cls(text, keys=found)
+
+
+class KeysExist(DatasetError, FileExistsError):
+    """The dataset has keys, and nothing said that they should be replaced."""
 
 
 class KeyNotFound(DatasetError, KeyError):
@@ -134,6 +143,10 @@ class KeyNotFound(DatasetError, KeyError):
 
 class SessionClosed(DatasetError, RuntimeError):
     """The update was committed or left; another one must be opened."""
+
+
+class SessionExpired(DatasetError, RuntimeError):
+    """A vacuum ran while the change was prepared, and may have removed its files or the version it was made for; start again."""
 
 
 class DatasetExists(DatasetError, RuntimeError):

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
+
 from liveset.errors import Corrupt, KeyNotFound, NotFound
 from liveset.format.keytable import Key, KeyColumn, KeyTable, Place
 from liveset.snapshot import Snapshot
@@ -31,6 +33,9 @@ class KeyStore(Protocol):
 
     def locate_many(self, keys: Sequence[Key]) -> list[tuple[int, int] | None]:
         """Return the places of many keys."""
+
+    def locate_column(self, keys: KeyColumn) -> list[tuple[int, int] | None]:
+        """Return the places of many keys of one type, already hashed."""
 
     def key_at(self, chunk: int, slot: int) -> Key:
         """Return the key of a sample."""
@@ -56,20 +61,20 @@ class TableKeys:
         assert snapshot.index.edit is not None
         assert snapshot.index.edit.key_files is not None
         self._snapshot = snapshot
-        self._files = snapshot.index.edit.key_files
+        self.files = snapshot.index.edit.key_files
 
     @property
     def kind(self) -> type:
-        return int if self._files.kind == "int" else str
+        return int if self.files.kind == "int" else str
 
     def __len__(self) -> int:
-        return self._files.count
+        return self.files.count
 
     @cached_property
     def tables(self) -> list[KeyTable]:
         """The tables, newest first; files are mapped, not read."""
         found = []
-        for name in reversed(self._files.tables):
+        for name in reversed(self.files.tables):
             try:
                 found.append(KeyTable(self._snapshot.store.map(name, 0), name))
             except NotFound as error:
@@ -90,22 +95,19 @@ class TableKeys:
     def locate_many(self, keys: Sequence[Key]) -> list[tuple[int, int] | None]:
         if any(type(key) is not self.kind for key in keys):
             return [self.locate(key) for key in keys]
-        places: list[tuple[int, int] | None] = [None] * len(keys)
-        column = KeyColumn.of(keys)
-        open_ = list(range(len(keys)))
-        import numpy as np
+        return self.locate_column(KeyColumn.of(keys))
 
+    def locate_column(self, keys: KeyColumn) -> list[tuple[int, int] | None]:
+        places: list[tuple[int, int] | None] = [None] * len(keys)
+        left = list(range(len(keys)))
         for table in self.tables:
-            if not open_:
+            if not left:
                 break
-            rows = table.find_many(column.take(np.array(open_)) if len(open_) < len(keys) else column)
-            still = []
-            for i, row in zip(open_, rows, strict=True):
-                if row is None:
-                    still.append(i)
-                else:
+            rows = table.find_many(keys.take(np.array(left)) if len(left) < len(keys) else keys)
+            for i, row in zip(left, rows, strict=True):
+                if row is not None:
                     places[i] = self._resolve(table.place(row), table)
-            open_ = still
+            left = [i for i, row in zip(left, rows, strict=True) if row is None]
         return places
 
     def key_at(self, chunk: int, slot: int) -> Key:

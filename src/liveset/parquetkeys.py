@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from liveset.errors import Corrupt, MissingDependency
-from liveset.format.keytable import Key, shard_of
+from liveset.format.keytable import Key, KeyColumn, shard_of
 from liveset.snapshot import Snapshot
 
 # Decoded row groups are kept up to about this many bytes.
@@ -88,6 +88,9 @@ class ParquetKeys:
     def locate_many(self, keys: Sequence[Key]) -> list[tuple[int, int] | None]:
         return [self.locate(key) for key in keys]
 
+    def locate_column(self, keys: KeyColumn) -> list[tuple[int, int] | None]:
+        return [self.locate(key) for key in keys]
+
     def key_at(self, chunk: int, slot: int) -> Key:
         return self._by_position[self._snapshot.starts[chunk] + slot]
 
@@ -105,7 +108,8 @@ class ParquetKeys:
             positions += table.column("index").to_pylist()
         if sorted(positions) != list(range(len(self._snapshot))):
             raise Corrupt(
-                f"the key store of {self._snapshot.store.url} does not fit its samples: rebuild it with build_keys_index(..., overwrite=True).",
+                f"the key store of {self._snapshot.store.url} does not fit its samples: "
+                "rebuild it with build_keys_index(..., overwrite=True).",
                 file=self._names[0],
             )
         ordered: list[Any] = [None] * len(keys)

@@ -10,9 +10,27 @@ from typing import Any, ClassVar
 import msgspec
 
 from liveset.format.index import ChunkRecord, Index
-from liveset.format.stamp import EditStamp, KeyFiles
+from liveset.format.stamp import EditStamp, Fence, KeyFiles
 
-__all__ = ["HISTORY", "Append", "Change", "Keys", "Overwrite", "Replace", "SetAttributes", "SetKeys", "Stamp", "apply"]
+__all__ = [
+    "ASIDE",
+    "HISTORY",
+    "IN_PLACE",
+    "Append",
+    "Change",
+    "Expire",
+    "Keys",
+    "Overwrite",
+    "Replace",
+    "Restore",
+    "Retag",
+    "SetAttributes",
+    "SetKeys",
+    "Stamp",
+    "apply",
+    "files_of",
+    "staged_files",
+]
 
 HISTORY = 64
 """How many earlier commits a head remembers; the older ones are found in the archived heads."""
@@ -75,7 +93,37 @@ class Keys:
     published: Mapping[str, Any]
 
 
-Change = Append | Overwrite | SetAttributes | Replace | SetKeys
+@dataclass(frozen=True, slots=True)
+class Retag:
+    """Gives a version a name, or takes the name away (``version`` None)."""
+
+    op: ClassVar[str] = "tag"
+    name: str
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Makes the content of an earlier version the newest: samples, keys, schema and attributes. ``force`` also undoes later commits."""
+
+    op: ClassVar[str] = "restore"
+    index: Index
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Puts up the fence behind which a vacuum deletes; nothing else changes."""
+
+    op: ClassVar[str] = "fence"
+    fence: Fence
+
+
+Change = Append | Overwrite | SetAttributes | Replace | SetKeys | Retag | Restore | Expire
+IN_PLACE = (Append, Replace, SetAttributes, Retag, Expire)
+"""Changes after which every sample that was there stands where it stood."""
+ASIDE = frozenset((Retag.op, Expire.op))
+"""Commits that change nothing that a version consists of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +134,12 @@ class Stamp:
     session: str
     now: datetime
     message: str = ""
+    author: str = ""
 
 
 def apply(index: Index | None, change: Change, stamp: Stamp) -> Index:
     """The index after a change; what ``index`` holds and the change does not touch stays as it is."""
-    edit = replace(_stamp(index, change, stamp), key_files=_key_files(index, change))
+    edit = _dataset_facts(replace(_stamp(index, change, stamp), key_files=_key_files(index, change)), change)
     members = dict(index.members) if index else {}
     members["updated_at"] = msgspec.json.encode(_updated_at(edit.time, members.get("updated_at")))
     attributes = dict(index.attributes) if index else {}
@@ -106,7 +155,12 @@ def apply(index: Index | None, change: Change, stamp: Stamp) -> Index:
             members.pop("keys", None)  # it describes keys of chunks that are no longer listed
         case Replace():
             chunks, config = _replaced(index, change), index.config if index else None
-        case SetKeys():
+        case Restore():
+            chunks, config, attributes = change.index.chunks, change.index.config, dict(change.index.attributes)
+            members = dict(change.index.members) | {"updated_at": members["updated_at"]}
+            if change.index.edit is None:
+                members.pop("keys", None)  # the published keys that it describes have been withdrawn or replaced since
+        case SetKeys() | Retag() | Expire():
             chunks, config = (index.chunks, index.config) if index else ((), None)
         case SetAttributes():
             chunks, config = (index.chunks, index.config) if index else ((), None)
@@ -120,12 +174,54 @@ def apply(index: Index | None, change: Change, stamp: Stamp) -> Index:
 def _key_files(index: Index | None, change: Change) -> KeyFiles | None:
     if isinstance(change, Append | Overwrite | SetKeys) and change.keys is not None:
         return change.keys.files
+    if isinstance(change, Restore):
+        return change.index.edit.key_files if change.index.edit is not None else None
     if isinstance(change, Overwrite) or index is None or index.edit is None:
         return None
     files = index.edit.key_files
     if files is not None and isinstance(change, Append) and change.records:
         raise ValueError("cannot append samples without keys to a dataset that has keys")
     return files
+
+
+def _dataset_facts(edit: EditStamp, change: Change) -> EditStamp:
+    """The stamp with what holds for the dataset and not for one version: its tags and its fence."""
+    match change:
+        case Retag(name, None):
+            return replace(edit, tags={known: version for known, version in edit.tags.items() if known != name})
+        case Retag(name, version):
+            return replace(edit, tags={**edit.tags, name: version})
+        case Expire(fence):
+            return replace(
+                edit, fence=replace(fence, version=edit.version), requires_write=tuple(sorted({*edit.requires_write, "fence"}))
+            )
+        case Restore(index) if index.edit is not None:
+            return replace(edit, requires_read=tuple(sorted({*edit.requires_read, *index.edit.requires_read})))
+    return edit
+
+
+def files_of(index: Index | None) -> set[str]:
+    """Names of the files that a version consists of."""
+    if index is None:
+        return set()
+    names = {record.filename for record in index.chunks}
+    if index.compressed_files:
+        # The old tool inflates such chunks where they lie and deletes the originals; what it leaves is read instead of them.
+        names |= {name.replace(f".{(index.config or {})['compression']}", "") for name in names}
+    return names | set(index.edit.key_files.tables if index.edit is not None and index.edit.key_files is not None else ())
+
+
+def staged_files(change: Change) -> set[str]:
+    """Names of the files that a change brings along, or builds upon."""
+    match change:
+        case Append() | Overwrite():
+            names = {record.filename for record in change.records}
+        case Replace():
+            names = {record.filename for record in change.records.values()}
+        case _:
+            names = set()
+    keys = change.keys if isinstance(change, Append | Overwrite | SetKeys) else None
+    return names | set(keys.files.tables if keys is not None else ())
 
 
 def _replaced(index: Index | None, change: Replace) -> tuple[ChunkRecord, ...]:
@@ -154,10 +250,13 @@ def _stamp(index: Index | None, change: Change, stamp: Stamp) -> EditStamp:
         op=change.op,
         committed_at=now.isoformat(timespec="microseconds"),
         message=stamp.message,
+        author=stamp.author,
         parent=(index.version, index.id) if index else None,
         history=(parent.entry, *parent.history[: HISTORY - 1]) if parent else (),
         requires_read=parent.requires_read if parent else (),
         requires_write=parent.requires_write if parent else (),
+        tags=parent.tags if parent else {},
+        fence=parent.fence if parent else None,
         extra=parent.extra if parent else {},
     )
 

@@ -7,6 +7,7 @@ lost; after it, the outcome is read back from the head wherever the answer does 
 from __future__ import annotations
 
 import logging
+import os
 import random
 import secrets
 import time
@@ -16,10 +17,19 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import TypeAlias
 
-from liveset.edit.changes import Change, Stamp, apply
+from liveset.edit.changes import IN_PLACE, Change, Stamp, apply, files_of, staged_files
 from liveset.edit.rebase import check_rebase
 from liveset.edit.versions import entries, entries_since, find_session
-from liveset.errors import CommitUnknown, Conflict, DatasetError, ForeignEdit, NotFound, UnsupportedFormat
+from liveset.errors import (
+    CommitUnknown,
+    Conflict,
+    DatasetError,
+    ForeignEdit,
+    NotFound,
+    SessionExpired,
+    UnsupportedFormat,
+    VersionExpired,
+)
 from liveset.format.index import Index
 from liveset.format.stamp import WRITE_FEATURES, HistoryEntry
 from liveset.storage import HEAD, VERSIONS, Head, Store, Swap, version_name
@@ -75,22 +85,36 @@ def commit(
     *,
     session: str | None = None,
     message: str = "",
+    author: str = "",
+    run: str | None = None,
     policy: Policy | None = None,
 ) -> Index:
     """Commits a change that was made for ``base`` (None: for a place without a dataset) and returns the new version.
 
     A ``session`` names the work: if it is in the history already, its version is returned and nothing is committed twice. Raises
     ``Conflict`` when the change does not fit what was committed since ``base``, and ``CommitUnknown`` when the store does not say whether
-    it landed; after that the same call with the same session settles it.
+    it landed; after that the same call with the same session settles it. ``run`` names the checkpoint whose files are committed: they may
+    be older than the base.
+
+    ``SessionExpired`` is raised when a vacuum ran since, and may have deleted the files of the change or the base itself.
     """
-    return _Commit(store, change, base, session, message, policy or Policy()).run()
+    return _Commit(store, change, base, session, message, author, run, policy or Policy()).run()
 
 
 class _Commit:
     def __init__(
-        self, store: Store, change: Change | Prepare, base: Index | None, session: str | None, message: str, policy: Policy
+        self,
+        store: Store,
+        change: Change | Prepare,
+        base: Index | None,
+        session: str | None,
+        message: str,
+        author: str,
+        run: str | None,
+        policy: Policy,
     ) -> None:
-        self.store, self.change, self.base, self.message, self.policy = store, change, base, message, policy
+        self.store, self.change, self.base, self.policy = store, change, base, policy
+        self.message, self.author, self.files_of_run = message, author, run
         self.token = policy.token()
         self.named = session is not None
         self.session = session if session is not None else self.token
@@ -103,17 +127,18 @@ class _Commit:
             head, parent = self.read()
             if self.named and (done := self.find_done(parent)) is not None:
                 return done
-            since = entries_since(self.store, parent, self.base)
+            since = self.since(parent)
             change = self.change if isinstance(self.change, Change) else self.change(parent, since)
             if change is None:
                 assert parent is not None
                 return parent
             check_rebase(change, self.base, parent, since)
-            stamp = Stamp(f"{self.token}.{attempt}", self.session, self.policy.now(), self.message)
+            self.check_staged(change, parent)
+            stamp = Stamp(f"{self.token}.{attempt}", self.session, self.policy.now(), self.message, self.author)
             new = apply(parent, change, stamp)
             if head is not None and parent is not None:
                 self.archive(head, parent)
-            if self.swap(head, parent, new):
+            if self.swap(head, parent, new, self.outdated(change)):
                 _log.info("committed version %d of %s (%s, %d samples)", new.version, self.store.url, change.op, new.samples)
                 return new
         raise Conflict(
@@ -162,11 +187,40 @@ class _Commit:
             file=path,
         )
 
+    def since(self, parent: Index | None) -> Sequence[HistoryEntry]:
+        """The commits since the base. Where some of them are no longer known, nothing can say whether they stand in the way."""
+        try:
+            return entries_since(self.store, parent, self.base)
+        except VersionExpired as error:
+            raise SessionExpired(f"{error} This change was made for an earlier version. Nothing was committed; start again.") from error
+
+    def check_staged(self, change: Change, parent: Index | None) -> None:
+        """Makes sure that no vacuum deletes, or has deleted, the files that the change brings along.
+
+        A vacuum deletes behind its fence without looking again. So what it may delete counts as gone, even if it is still seen.
+        """
+        fence = parent.edit.fence if parent is not None and parent.edit is not None else None
+        if fence is None or (self.base is not None and fence.version <= self.base.version and self.files_of_run is None):
+            return  # the files were written after the vacuum had listed what it would delete
+        if self.files_of_run is not None and self.files_of_run in fence.runs:
+            return
+        staged = staged_files(change) - files_of(parent)
+        if not staged:
+            return
+        prefix = os.path.commonprefix(sorted(staged))
+        fresh = {entry.name for entry in self.store.list(prefix) if entry.modified > fence.cutoff}
+        if gone := sorted(staged - fresh):
+            raise SessionExpired(
+                f"a vacuum ran over this session and may have deleted {len(gone)} of its files, such as {gone[0]}: they were written before "
+                f"{fence.cutoff.isoformat()}. Nothing was committed; start again.",
+                file=gone[0],
+            )
+
     def find_done(self, parent: Index | None) -> Index | None:
         """The version that a commit of the same session made, if there is one."""
         if parent is None:
             return None
-        entry = find_session(self.store, parent, self.session, above=self.searched)
+        entry = find_session(self.store, parent, self.session, above=self.searched, to_the_end=False)
         self.searched = parent.version
         if entry is None:
             return None
@@ -178,14 +232,21 @@ class _Commit:
         """Keeps the bytes of the parent. Whoever comes first does it; so an archived version always was the head."""
         self.store.write_once(version_name(parent.version), head.data)
 
-    def swap(self, head: Head | None, parent: Index | None, new: Index) -> bool:
+    def outdated(self, change: Change) -> list[str]:
+        """The published keys that would name other samples after the change: an old tool would believe them."""
+        if isinstance(change, IN_PLACE):
+            return []  # positions stay, so at worst the newest keys are missing there
+        return [entry.name for prefix in ("keys/", "keys.parquet") for entry in self.store.list(prefix) if entry.name.endswith(".parquet")]
+
+    def swap(self, head: Head | None, parent: Index | None, new: Index, outdated: list[str]) -> bool:
         """Sends the new head until its fate is known: True if it is in the history, False if it never will be."""
         tag = head.tag if head else None
+        withdrawn = [outdated] if outdated else []
         for sent in range(self.policy.sends):
             if sent:
                 self.policy.pause(sent)
             try:
-                if self.store.swap_head(new.to_bytes(), tag) is Swap.SWAPPED:
+                if self.store.swap_head(new.to_bytes(), tag, *withdrawn) is Swap.SWAPPED:
                     return True
                 outcome = self.outcome(head, parent, new)
             except (DatasetError, OSError) as error:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from liveset.edit.changes import Append, Change, Overwrite, Replace, SetAttributes, SetKeys
-from liveset.errors import Conflict, DatasetNotFound, OverwriteConflict, SchemaConflict
+from liveset.edit.changes import ASIDE, Append, Change, Expire, Overwrite, Replace, Restore, Retag, SetAttributes, SetKeys
+from liveset.errors import Conflict, DatasetNotFound, OverwriteConflict, SchemaConflict, SessionExpired, VersionExpired
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
 
@@ -20,6 +20,7 @@ _VERBS: dict[type, tuple[str, str, str]] = {
     Overwrite: ("overwrite", "samples", "Overwrite"),
     Replace: ("update", "changes", "Update"),
     SetKeys: ("make keys for", "keys", "Make them"),
+    Restore: ("restore", "content", "Restore"),
 }
 _DEFAULTS = {
     "data_format": None,
@@ -41,10 +42,52 @@ def check_rebase(change: Change, base: Index | None, head: Index | None, since: 
     if isinstance(change, SetAttributes):
         _check_attributes(change, base, head)
         return
-    if not (isinstance(change, Overwrite) and change.force):
+    if isinstance(change, Retag):
+        _check_tag(change, base, head)
+        return
+    if isinstance(change, Expire):
+        # What a vacuum may delete was chosen for one head; after any other commit it must be chosen again.
+        if head is None or base is None or head.id != base.id:
+            raise Conflict("cannot put up the fence: the dataset was changed meanwhile. Nothing was deleted.")
+        return
+    if isinstance(change, Restore):
+        check_kept(head, change.index.version, "cannot restore")
+    if not (isinstance(change, Overwrite | Restore) and change.force):
+        if base is not None and not _keeps(head, base.version):
+            raise SessionExpired(
+                f"version {base.version}, which this change was made for, has expired, and with it the history that tells what was changed "
+                "since. Nothing was changed; start again."
+            )
         _check_ground(change, base, head, since)
     if isinstance(change, Append) and head is not None and head.chunks and change.records:
         check_schema(head.config or {}, change.config or {})
+
+
+def check_kept(head: Index | None, version: int, what: str) -> None:
+    """Raises ``VersionExpired`` if a vacuum may have removed files of a version."""
+    if head is not None and not _keeps(head, version):
+        assert head.edit is not None
+        assert head.edit.fence is not None
+        raise VersionExpired(
+            f"{what}: version {version} has expired (the vacuum of version {head.edit.fence.version} kept nothing before version "
+            f"{head.edit.fence.expired_before} but what was tagged or pinned).",
+            version=version,
+        )
+
+
+def _keeps(head: Index | None, version: int) -> bool:
+    return head is None or head.edit is None or head.edit.fence is None or head.edit.fence.keeps(version)
+
+
+def _check_tag(change: Retag, base: Index | None, head: Index | None) -> None:
+    if head is None:
+        raise DatasetNotFound("cannot tag a version: no dataset is here.")
+    if change.version is not None:
+        check_kept(head, change.version, f"cannot tag it {change.name!r}")
+    before, theirs = (index.edit.tags.get(change.name) if index is not None and index.edit is not None else None for index in (base, head))
+    if theirs not in (before, change.version):
+        told = "took it away" if theirs is None else f"gave it to version {theirs}"
+        raise Conflict(f"cannot set the tag {change.name!r}: another commit {told} meanwhile.")
 
 
 def check_schema(dataset: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -76,11 +119,11 @@ def _check_ground(change: Change, base: Index | None, head: Index | None, since:
         raise OverwriteConflict(f"cannot {verb} the dataset: it was removed meanwhile (version {base.version} was there before).")
     if not _descends(base, head, since):
         raise OverwriteConflict(f"cannot {verb} the dataset: another one was put in its place meanwhile (now version {head.version}).")
-    if isinstance(change, Overwrite):
-        if since:
+    if isinstance(change, Overwrite | Restore):
+        if others := [entry for entry in since if entry.op not in ASIDE]:
             raise OverwriteConflict(
-                f"cannot overwrite: version {base.version} was to be replaced, but meanwhile {_told(since)} committed. "
-                "Nothing was changed. Overwrite again or use force=True."
+                f"cannot {verb}: version {base.version} was to be replaced, but meanwhile {_told(others)} committed. "
+                f"Nothing was changed. {again} again or use force=True."
             )
     elif replaced := [entry for entry in since if entry.op not in _ADDITIVE]:
         raise OverwriteConflict(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MAGIC = b"LDARW01\0"
-_FILE_MAGIC = b"ARROW1"
+FILE_MAGIC = b"ARROW1"
 _TAIL = 12  # u32 length of the IPC data, then the magic
 _KEPT_BATCHES = 8
 
@@ -26,13 +26,26 @@ def is_arrow(buffer: Buffer) -> bool:
         return len(view) >= _TAIL and bytes(view[-8:]) == MAGIC
 
 
-def _pyarrow() -> Any:
+def load_pyarrow() -> Any:
+    """Return pyarrow, or raise ``MissingDependency``."""
     try:
         import pyarrow as pa
         import pyarrow.ipc
     except ImportError as error:
         raise MissingDependency("the dataset holds Arrow rows, which only pyarrow reads: pip install pyarrow", package="pyarrow") from error
     return pa
+
+
+def find_blob(buffer: Buffer, file: str = "") -> memoryview:
+    """Return the Arrow data in a chunk file; ``Corrupt`` when the footer does not point to any."""
+    view = memoryview(buffer).cast("B").toreadonly()
+    if not is_arrow(view):
+        raise Corrupt(f"{file}: the footer of Arrow rows is missing.", file=file)
+    end = len(view) - _TAIL
+    length = int.from_bytes(view[end : end + 4], "little")
+    if not 0 < length <= end:
+        raise Corrupt(f"{file}: the footer says {length} bytes of Arrow data, but {end} are there.", file=file)
+    return view[end - length : end]
 
 
 class ArrowChunk:
@@ -56,10 +69,10 @@ class ArrowChunk:
             Corrupt: the data is damaged or has another number of rows.
             MissingDependency: pyarrow is not installed.
         """
-        self._pa, self._file = _pyarrow(), file
+        self._pa, self._file = load_pyarrow(), file
         self._lock = threading.Lock()
         self._kept: OrderedDict[int, Any] = OrderedDict()
-        self._blob = self._find_blob(buffer)
+        self._blob = find_blob(buffer, file)
         self.count = count
         self._get: Callable[[int], Any]
         sizes = self._guard(self._open, fields)
@@ -68,20 +81,10 @@ class ArrowChunk:
         if self._starts[-1] != count:
             raise Corrupt(f"{file}: the Arrow data has {self._starts[-1]} rows, but the index says {count}.", file=file)
 
-    def _find_blob(self, buffer: Buffer) -> memoryview:
-        view = memoryview(buffer).cast("B").toreadonly()
-        if not is_arrow(view):
-            raise Corrupt(f"{self._file}: the footer of Arrow rows is missing.", file=self._file)
-        end = len(view) - _TAIL
-        length = int.from_bytes(view[end : end + 4], "little")
-        if not 0 < length <= end:
-            raise Corrupt(f"{self._file}: the footer says {length} bytes of Arrow data, but {end} are there.", file=self._file)
-        return view[end - length : end]
-
     def _open(self, fields: Sequence[str] | None) -> list[int]:
         """Set ``columns`` and ``_get``, and return the number of rows in each batch."""
         ipc, source = self._pa.ipc, self._pa.py_buffer(self._blob)
-        if bytes(self._blob[:6]) != _FILE_MAGIC:
+        if bytes(self._blob[:6]) != FILE_MAGIC:
             schema = ipc.open_stream(source).schema
             options = self._project(schema, fields)
             batches = list(ipc.open_stream(source, options=options))

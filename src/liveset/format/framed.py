@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -169,6 +169,43 @@ class FramedItems:
         number, at = divmod(slot, self.frame_items)
         data, bounds = self.frame(number)
         return data[bounds[at] : bounds[at + 1]]
+
+    def spliced(self, items: Mapping[int, bytes], compression: Compression) -> list[Buffer]:
+        """Return the buffers of a file in which some slots hold other items; frames that hold none of these are copied as they are.
+
+        Raises:
+            SampleError: the items of one frame are all empty, or the file would reach 4 GiB.
+            Corrupt: a frame that is opened is damaged.
+        """
+        sizes = np.diff(self._logical)
+        touched: dict[int, list[int]] = {}
+        for slot, item in items.items():
+            sizes[slot] = len(item)
+            touched.setdefault(slot // self.frame_items, []).append(slot)
+        logical = np.concatenate([[0], np.cumsum(sizes)])
+        if logical[-1] > _U32_MAX:
+            raise _too_large(int(logical[-1]))
+        table = np.zeros(self.frames, _FRAME)
+        start = _HEAD.size + 4 * (self.count + 1) + table.nbytes
+        frames: list[Buffer] = []
+        for number in range(self.frames):
+            first, offset, packed = number * self.frame_items, int(self._offsets[number]), int(self._packed[number])
+            last = min(first + self.frame_items, self.count)
+            frame: Buffer = self._view[offset : offset + packed]
+            if number in touched:
+                data, bounds = self.frame(number)
+                plain = b"".join(items.get(slot, data[bounds[slot - first] : bounds[slot - first + 1]]) for slot in range(first, last))
+                if not plain:
+                    raise SampleError("samples without any content cannot be compressed in batches.")
+                frame = codec.compress(plain, compression)
+                packed = len(frame)
+            table[number] = (first, last - first, start, packed, int(logical[last] - logical[first]))
+            start += packed
+            frames.append(frame)
+        if start > _U32_MAX:
+            raise _too_large(start)
+        header = _HEAD.pack(MAGIC, 1, 0, self.count, self.frame_items, self.frames)
+        return [header + logical.astype("<u4").tobytes() + table.tobytes(), *frames]
 
 
 def pack_sample_compressed(items: Sequence[bytes], compression: Compression) -> list[bytes]:

@@ -1,8 +1,8 @@
 """Key tables: where the sample of each key lives, as arrays that are searched in place.
 
-A table is one immutable file: hashes of the keys in ascending order, and beside each the key itself, the chunk and the slot. A lookup is a binary
-search in the mapped file and one comparison with the stored key, so it reads a few pages whatever the number of keys, needs no decoding, and works
-in forked processes. A table names chunks by their ids, which outlive the files that hold the chunks.
+A table is one immutable file: hashes of the keys in ascending order, and beside each the key itself, the chunk and the slot. A lookup is a
+binary search in the mapped file and one comparison with the stored key, so it reads a few pages whatever the number of keys, needs no
+decoding, and works in forked processes. A table names chunks by their ids, which outlive the files that hold the chunks.
 
 Layout, little-endian, each section padded to a multiple of 8 bytes::
 
@@ -261,12 +261,12 @@ class KeyTable:
         rows = column.searchsorted(keys.hashes)
         hits = np.flatnonzero(column[np.minimum(rows, self.rows - 1)] == keys.hashes)
         for i, row in zip(hits.tolist(), rows[hits].tolist(), strict=True):
-            stored, hashed = keys.stored(i), self._hashes[row]
-            while row < self.rows and self._hashes[row] == hashed:
-                if self._stored(row) == stored:
-                    found[i] = row
+            stored, hashed, at = keys.stored(i), self._hashes[row], row
+            while at < self.rows and self._hashes[at] == hashed:
+                if self._stored(at) == stored:
+                    found[i] = at
                     break
-                row += 1
+                at += 1
         return found
 
     def place(self, row: int) -> Place | None:
@@ -302,6 +302,16 @@ class KeyTable:
         """Return the keys of a chunk, slot by slot."""
         number = self._number[chunk]
         return [self.key(row) for row in self._order[self._starts[number] : self._starts[number + 1]].tolist()]
+
+    def to_rows(self) -> Rows:
+        """Return copies of the columns, sorted by hash."""
+        hashes = np.frombuffer(self._columns[0], np.uint64).copy()
+        if self.kind is int:
+            bounds, heap = np.arange(0, 8 * self.rows + 8, 8, dtype=np.uint64), bytes(self._columns[1])
+        else:
+            bounds, heap = np.frombuffer(self._columns[1], np.uint64).copy(), bytes(self._heap)
+        chunks, slots = (np.frombuffer(self._columns[i], np.uint32).copy() for i in (2, 3))
+        return Rows(KeyColumn(self.kind, hashes, bounds, heap), chunks, slots, self.directory)
 
     def __iter__(self) -> Iterator[tuple[Key, Place | None]]:
         """Yield every key with its place (None when deleted), by hash."""

@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 
 from liveset.errors import Corrupt, UnsupportedFormat
 
-__all__ = ["FORMAT", "READ_FEATURES", "WRITE_FEATURES", "EditStamp", "HistoryEntry", "KeyFiles"]
+__all__ = ["FORMAT", "READ_FEATURES", "WRITE_FEATURES", "EditStamp", "Fence", "HistoryEntry", "KeyFiles"]
 
 FORMAT = 1
 READ_FEATURES: frozenset[str] = frozenset()
 """What ``edit.requires.read`` may name: without it a reader would return wrong samples."""
-WRITE_FEATURES: frozenset[str] = frozenset()
+WRITE_FEATURES: frozenset[str] = frozenset(("fence",))
 """What ``edit.requires.write`` may name: without it a writer would break a promise."""
 
-_KNOWN = frozenset(
-    ("format", "requires", "version", "id", "session", "parent", "op", "committed_at", "digest", "message", "history", "key_files")
-)
+_KNOWN = frozenset("format requires version id session parent op committed_at digest message author history key_files tags fence".split())
+_FENCE_KNOWN = frozenset(("version", "expired_before", "kept", "cutoff", "runs"))
 
 
-class KeyFiles(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KeyFiles:
     """The key tables of a version; a later table is right where two know the same key or chunk."""
 
     kind: str
@@ -42,6 +42,39 @@ class KeyFiles(NamedTuple):
         return {"kind": self.kind, "count": self.count, "base": list(self.base), "deltas": list(self.deltas)}
 
 
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What the newest vacuum was allowed to delete: writers and readers judge by it what may be gone."""
+
+    version: int
+    """Of the commit that put the fence up."""
+    expired_before: int
+    """Versions below this number have expired, but for those in ``kept``."""
+    cutoff: datetime
+    """Files that no kept version names and that are as old as this, by the clock of the store, may be gone."""
+    kept: tuple[int, ...] = ()
+    """Versions below ``expired_before`` that were spared because a tag or a reader held them."""
+    runs: tuple[str, ...] = ()
+    """Runs that had not committed yet, and whose files were spared although they may be older than the cutoff."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Members that we do not know; they survive until the next vacuum."""
+
+    def keeps(self, version: int) -> bool:
+        """Whether all that a version needs is still there."""
+        return version >= self.expired_before or version in self.kept
+
+    def to_json(self) -> dict[str, Any]:
+        """The member ``fence`` of a stamp."""
+        return {
+            **self.extra,
+            "version": self.version,
+            "expired_before": self.expired_before,
+            "kept": list(self.kept),
+            "cutoff": self.cutoff.astimezone(UTC).isoformat(timespec="microseconds"),
+            "runs": list(self.runs),
+        }
+
+
 class HistoryEntry(NamedTuple):
     """One commit, as its successors remember it."""
 
@@ -51,6 +84,7 @@ class HistoryEntry(NamedTuple):
     committed_at: str
     session: str = ""
     message: str = ""
+    author: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +99,7 @@ class EditStamp:
     """ISO 8601 with time zone; later than the parent's, whatever the clocks say."""
     digest: str = ""
     message: str = ""
+    author: str = ""
     parent: tuple[int, str | None] | None = None
     """Version and id of the index that this commit replaced; the id is None when another program wrote that one."""
     history: tuple[HistoryEntry, ...] = ()
@@ -73,6 +108,10 @@ class EditStamp:
     requires_write: tuple[str, ...] = ()
     key_files: KeyFiles | None = None
     """Where the keys of the samples are; None for a dataset without keys."""
+    tags: Mapping[str, int] = field(default_factory=dict)
+    """Names of versions; they belong to the dataset, not to the version, so those of the newest count."""
+    fence: Fence | None = None
+    """Of the newest vacuum; None where there was none."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Members that we do not know; they survive."""
 
@@ -105,9 +144,9 @@ class EditStamp:
             raise _bad(file, "op", "a string")
         if not isinstance(time, str) or _time(time) is None:
             raise _bad(file, "committed_at", "a time in ISO 8601 with time zone")
-        texts = _strings([data.get(name, "") for name in ("session", "digest", "message")])
+        texts = _strings([data.get(name, "") for name in ("session", "digest", "message", "author")])
         if texts is None:
-            raise _bad(file, "session, digest or message", "a string")
+            raise _bad(file, "session, digest, message or author", "a string")
         parent = data.get("parent")
         if parent is not None:
             if not isinstance(parent, dict) or type(parent.get("version")) is not int or not isinstance(parent.get("id"), str | None):
@@ -124,11 +163,14 @@ class EditStamp:
             committed_at=time,
             digest=texts[1],
             message=texts[2],
+            author=texts[3],
             parent=parent,
             history=tuple(_entry(item, file) for item in history),
             requires_read=tuple(read),
             requires_write=tuple(write),
             key_files=_key_files(data.get("key_files"), file),
+            tags=_tags(data.get("tags", {}), file),
+            fence=_fence(data.get("fence"), file),
             extra={name: value for name, value in data.items() if name not in _KNOWN},
         )
 
@@ -137,6 +179,9 @@ class EditStamp:
         return {
             **self.extra,
             **({"key_files": self.key_files.to_json()} if self.key_files is not None else {}),
+            **({"tags": dict(self.tags)} if self.tags else {}),
+            **({"fence": self.fence.to_json()} if self.fence is not None else {}),
+            **({"author": self.author} if self.author else {}),
             "format": FORMAT,
             "requires": {"read": list(self.requires_read), "write": list(self.requires_write)},
             "version": self.version,
@@ -157,7 +202,7 @@ class EditStamp:
     @property
     def entry(self) -> HistoryEntry:
         """How the history of later versions lists this commit."""
-        return HistoryEntry(self.version, self.id, self.op, self.committed_at, self.session, self.message)
+        return HistoryEntry(self.version, self.id, self.op, self.committed_at, self.session, self.message, self.author)
 
     @property
     def time(self) -> datetime:
@@ -184,6 +229,26 @@ def _key_files(item: Any, file: str) -> KeyFiles | None:
     if any("\\" in name or "\0" in name or any(part in ("", ".", "..") for part in name.split("/")) for name in names):
         raise _bad(file, "key_files", "a list of plain relative paths")
     return KeyFiles(item["kind"], item["count"], tuple(base), tuple(deltas))
+
+
+def _tags(item: Any, file: str) -> Mapping[str, int]:
+    if not isinstance(item, dict) or not all(type(version) is int and version >= 0 for version in item.values()):
+        raise _bad(file, "tags", "an object with numbers of versions")
+    return item
+
+
+def _fence(item: Any, file: str) -> Fence | None:
+    if item is None:
+        return None
+    wanted = "an object with version, expired_before, kept, cutoff and runs"
+    if not isinstance(item, dict) or not isinstance(item.get("cutoff"), str) or (cutoff := _time(item["cutoff"])) is None:
+        raise _bad(file, "fence", wanted)
+    kept, runs = item.get("kept", []), _strings(item.get("runs", []))
+    numbers = [item.get("version"), item.get("expired_before"), *(kept if isinstance(kept, list) else [None])]
+    if runs is None or not all(type(number) is int and number >= 0 for number in numbers):
+        raise _bad(file, "fence", wanted)
+    extra = {name: value for name, value in item.items() if name not in _FENCE_KNOWN}
+    return Fence(item["version"], item["expired_before"], cutoff, tuple(kept), tuple(runs), extra)
 
 
 def _strings(value: Any) -> list[str] | None:

@@ -13,12 +13,14 @@ from itertools import accumulate, chain, repeat
 from pathlib import Path
 from typing import Any, overload
 
-from liveset.errors import DatasetNotFound, PositionOutOfRange
+from liveset.errors import DatasetNotFound, KeyNotFound, PositionOutOfRange
 from liveset.format.index import Index
 from liveset.format.schema import Decoder, Schema
+from liveset.keystore import open_keys
 from liveset.read.chunks import OpenChunks
 from liveset.read.grid import detect_grid
 from liveset.read.info import DatasetInfo, describe
+from liveset.read.keys import KeyView
 from liveset.read.options import check_dataset_options, resolve_window
 from liveset.read.plan import Grid, Region, Share, positions, rank_length, region_order, shares, subsample_regions
 from liveset.read.view import MapView
@@ -134,7 +136,7 @@ class StreamingDataset:
                 fields=self._settings.fields,
                 allow_pickle=self._settings.allow_pickle,
                 serializers=self._settings.serializers,
-                strict=snapshot.index.edit is not None,
+                strict=all(record.check is not None for record in snapshot.index.chunks),
             )
             self._chunks = OpenChunks(snapshot, decoder, verify=self._settings.verify)
 
@@ -143,6 +145,7 @@ class StreamingDataset:
         self._sizes = [stop - start for _, start, stop in regions]
         self._starts = list(accumulate(self._sizes, initial=0))
         self._length = self._starts[-1]
+        self._keys: KeyView | None = None
 
     def __copy__(self) -> StreamingDataset:
         """Share the open chunks instead of opening the dataset again."""
@@ -152,7 +155,7 @@ class StreamingDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_chunks"], state["_schema"], state["_starts"], state["_sizes"]
+        del state["_chunks"], state["_schema"], state["_starts"], state["_sizes"], state["_keys"]
         state["_snapshot"] = (self._snapshot.store.url, self._snapshot.index.source, self._snapshot.index.file)
         return state
 
@@ -215,10 +218,8 @@ class StreamingDataset:
         if type(index) is not int:
             if isinstance(index, slice):
                 return list(map(self.__getitem__, range(*index.indices(self._length))))
-            if isinstance(index, str):
-                raise KeyError(
-                    f"Keyed access requires a keys/ index next to the dataset. {self.path} has none, so {index!r} cannot be looked up."
-                )
+            if isinstance(index, str | bytes):
+                return self.get_by_key(index)
             index = operator.index(index)
         if not 0 <= index < self._length:
             if -self._length <= index < 0:
@@ -232,6 +233,54 @@ class StreamingDataset:
         chunk, start, _ = self._regions[number]
         chunks = self._chunks
         sample = (chunks.get(chunk) or chunks[chunk]).read(index - self._starts[number] + start)  # type: ignore[union-attr, index]
+        for transform in self._transforms:
+            sample = transform(sample)
+        return sample
+
+    # --- by key ------------------------------------------------------------------------------------------------------
+
+    @property
+    def keys(self) -> KeyView:
+        """The keys of the samples; ``KeyNotFound`` when the dataset has none."""
+        if self._keys is None:
+            store = open_keys(self._snapshot)
+            if store is None:
+                raise KeyNotFound(
+                    f"Keyed access requires a keys/ index next to the dataset. {self.path} has none: build it with "
+                    "liveset.build_keys_index(path, key_fn), or write the dataset with optimize(..., key_fn=...)."
+                )
+            whole = self._length == len(self._snapshot) and len(self._regions) == len(self._snapshot.index.chunks)
+            self._keys = KeyView(store, self._regions, self.path, whole=whole)
+        return self._keys
+
+    def key_at(self, position: int) -> str | int:
+        """Return the key of the sample at a position."""
+        return self.keys.at(position)
+
+    def get_by_key(self, key: Any) -> Any:
+        """Return the sample with a key.
+
+        Args:
+            key: text, bytes (UTF-8) or an integer, as the dataset has them.
+
+        Raises:
+            KeyNotFound: no sample of this dataset (or of this part of it) has the key; also a ``KeyError``.
+            TypeError: this cannot be a key.
+        """
+        return self._read_place(self.keys.place(key))
+
+    def get_by_keys(self, keys: Sequence[Any]) -> list[Any]:
+        """Return the samples with these keys, in their order; ``KeyNotFound`` names all that are missing."""
+        places = self.keys.places(keys)
+        samples: list[Any] = [None] * len(places)
+        # Chunk by chunk, so that a chunk is opened once however the keys are mixed.
+        for number in sorted(range(len(places)), key=places.__getitem__):
+            samples[number] = self._read_place(places[number])
+        return samples
+
+    def _read_place(self, place: tuple[int, int]) -> Any:
+        chunks = self._chunks
+        sample = (chunks.get(place[0]) or chunks[place[0]]).read(place[1])  # type: ignore[union-attr, index]
         for transform in self._transforms:
             sample = transform(sample)
         return sample

@@ -25,7 +25,7 @@ __all__ = ["LocalStore"]
 _LOCK = PRIVATE + "lock"
 _BATCH = 1024  # buffers in one writev; POSIX lets a system refuse more
 _STEP = 1 << 30  # bytes in one read; Linux never moves more than 2 GiB at once
-_LEFTOVER = re.compile(r"(index|[0-9]{8}|clock)\.json\.[0-9a-f]{16}\.tmp")
+_LEFTOVER = re.compile(r"((index|[0-9]{8}|clock)\.json|published)\.[0-9a-f]{16}\.tmp")
 _READ = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # the latter for Windows, where reading works
 
 
@@ -153,7 +153,24 @@ class LocalStore:
                     raise
             self._unsynced.add(os.path.dirname(path))
 
-    def swap_head(self, data: bytes, expected: Tag | None) -> Swap:
+    def publish(self, name: str, data: Buffer | Sequence[Buffer], head: Tag) -> bool:
+        """Puts a derived file under a fixed name, if the head is still the given one."""
+        path = self._path(name)
+        with self._lock(), self._changing(path):
+            now = self.read_head()
+            if now is None or now.tag != head:
+                return False
+            self._make_directories(os.path.dirname(path))
+            temporary = self._temporary("published")
+            try:
+                self._create(temporary, as_buffers(data))
+                self._files.rename(temporary, path)
+            except BaseException:
+                self._discard(temporary)
+                raise
+        return True
+
+    def swap_head(self, data: bytes, expected: Tag | None, withdraw: Sequence[str] = ()) -> Swap:
         """Replaces ``index.json`` under the lock, after everything that it names is durable."""
         path = os.path.join(self._root, HEAD)
         with self._lock(), self._changing(path):
@@ -164,6 +181,7 @@ class LocalStore:
             temporary = self._temporary(HEAD)
             try:
                 self._create(temporary, [data])
+                self._withdraw(withdraw)
                 self._sync_directories()
                 self._files.rename(temporary, path)
             except BaseException as error:
@@ -244,6 +262,12 @@ class LocalStore:
     def _discard(self, path: str) -> None:
         with suppress(OSError):
             self._files.remove(path)
+
+    def _withdraw(self, names: Sequence[str]) -> None:
+        for path in map(self._path, names):
+            with suppress(FileNotFoundError):
+                self._files.remove(path)
+                self._unsynced.add(os.path.dirname(path))
 
     def _make_directories(self, path: str) -> None:
         missing = []

@@ -96,11 +96,15 @@ class Store(Protocol):
     def read_head(self) -> Head | None:
         """The head and its tag, seen at one moment; None where no dataset is."""
 
-    def swap_head(self, data: bytes, expected: Tag | None) -> Swap:
+    def swap_head(self, data: bytes, expected: Tag | None, withdraw: Sequence[str] = ()) -> Swap:
         """Replaces the head if it is the expected one (None: if there is none).
 
         The new bytes must differ from every head before. Raises only when it is certain that nothing was and will be changed.
+        ``withdraw`` names published files that would be wrong beside the new head: they are gone before it is seen.
         """
+
+    def publish(self, name: str, data: Buffer | Sequence[Buffer], head: Tag) -> bool:
+        """Puts a derived file under a fixed name, whole, if the head is still the given one; False otherwise."""
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """All files whose names begin with ``prefix``, in any order."""

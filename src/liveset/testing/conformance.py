@@ -124,6 +124,28 @@ class StoreTests:
         assert store.swap_head(b"two", head.tag) is Swap.LOST
         assert store.read_head() is None
 
+    def test_published_files_are_replaced_only_beside_their_head(self, store: Store) -> None:
+        store.swap_head(b"one", None)
+        one = store.read_head()
+        assert one is not None
+        assert store.publish("keys/shard-00000.parquet", b"first", one.tag)
+        assert store.publish("keys/shard-00000.parquet", [b"sec", b"ond"], one.tag)
+        assert store.read("keys/shard-00000.parquet") == b"second"
+        store.swap_head(b"two", one.tag)
+        assert not store.publish("keys/shard-00000.parquet", b"late", one.tag)
+        assert store.read("keys/shard-00000.parquet") == b"second"
+
+    def test_a_swap_withdraws_published_files_only_when_it_succeeds(self, store: Store) -> None:
+        store.swap_head(b"one", None)
+        one = store.read_head()
+        assert one is not None
+        store.publish("keys/shard-00000.parquet", b"keys", one.tag)
+        names = ["keys/shard-00000.parquet", "keys/absent.parquet"]
+        assert store.swap_head(b"lost", None, names) is Swap.LOST
+        assert store.read("keys/shard-00000.parquet") == b"keys"
+        assert store.swap_head(b"two", one.tag, names) is Swap.SWAPPED
+        assert list(store.list("keys/")) == []
+
     def test_listing_goes_by_prefix(self, store: Store) -> None:
         before = store.now()
         for name in ("a-1.bin", "a-2.bin", "b.bin", "_liveset/staged/r/a-3.bin", "_liveset/x.json"):

@@ -49,8 +49,15 @@ class WrappedStore:
     def read_head(self) -> Head | None:
         return self._call("read_head", self.store.read_head)
 
-    def swap_head(self, data: bytes, expected: Tag | None) -> Swap:
-        return self._call("swap_head", lambda: self.store.swap_head(data, expected), lambda: self._leftover("index", data))
+    def swap_head(self, data: bytes, expected: Tag | None, withdraw: Sequence[str] = ()) -> Swap:
+        def half() -> None:
+            self._leftover("index", data)
+            self.store.delete(withdraw)
+
+        return self._call("swap_head", lambda: self.store.swap_head(data, expected, withdraw), half)
+
+    def publish(self, name: str, data: Buffer | Sequence[Buffer], head: Tag) -> bool:
+        return self._call("publish", lambda: self.store.publish(name, data, head))
 
     def list(self, prefix: str) -> Iterator[Entry]:
         return self._call("list", lambda: iter(list(self.store.list(prefix))))
@@ -103,21 +110,21 @@ class LossyStore(WrappedStore):
     def __init__(self, store: Store, plan: str) -> None:
         super().__init__(store)
         self.plan = list(plan)
-        self.delayed: list[tuple[bytes, Tag | None]] = []
+        self.delayed: list[tuple[bytes, Tag | None, Sequence[str]]] = []
         self.sent: list[tuple[bytes, Tag | None]] = []
         self.before_lost: Callable[[], object] | None = None
 
-    def swap_head(self, data: bytes, expected: Tag | None) -> Swap:
+    def swap_head(self, data: bytes, expected: Tag | None, withdraw: Sequence[str] = ()) -> Swap:
         self.sent.append((data, expected))
         fate = self.plan.pop(0) if self.plan else "a"
         if fate == "r":
             self.deliver()
         if fate in ("a", "r"):
-            return self.store.swap_head(data, expected)
+            return self.store.swap_head(data, expected, withdraw)
         if fate == "l":
-            self.store.swap_head(data, expected)
+            self.store.swap_head(data, expected, withdraw)
         if fate == "d":
-            self.delayed.append((data, expected))
+            self.delayed.append((data, expected, withdraw))
         if self.before_lost is not None:
             self.before_lost()
         return Swap.UNKNOWN
@@ -125,4 +132,4 @@ class LossyStore(WrappedStore):
     def deliver(self) -> list[Swap]:
         """Lets the delayed requests arrive."""
         late, self.delayed = self.delayed, []
-        return [self.store.swap_head(data, expected) for data, expected in late]
+        return [self.store.swap_head(*request) for request in late]

@@ -48,10 +48,18 @@ class MemoryStore:
         with self._lock:
             return Head(self._get(HEAD), self._tag()) if HEAD in self.files else None
 
-    def swap_head(self, data: bytes, expected: Tag | None) -> Swap:
+    def publish(self, name: str, data: Buffer | Sequence[Buffer], head: Tag) -> bool:
+        with self._lock:
+            if HEAD not in self.files or self._tag() != head:
+                return False
+            self._put(check_name(name), b"".join(bytes(memoryview(part)) for part in as_buffers(data)))
+            return True
+
+    def swap_head(self, data: bytes, expected: Tag | None, withdraw: Sequence[str] = ()) -> Swap:
         with self._lock:
             if (self._tag() if HEAD in self.files else None) != expected:
                 return Swap.LOST
+            self.delete(withdraw)
             self._generation += 1
             self._put(HEAD, bytes(data))
             return Swap.SWAPPED

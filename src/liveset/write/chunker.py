@@ -13,6 +13,7 @@ from liveset.format.chunk import MAX_CHUNK_SIZE, pack_classic
 from liveset.format.framed import pack_framed, pack_sample_compressed
 from liveset.format.index import ChunkRecord
 from liveset.format.jsonleaf import NotExact
+from liveset.format.keytable import Key, KeyColumn
 from liveset.format.sample import Mismatch
 from liveset.format.schema import Decoder, Encoder, Schema
 from liveset.storage import Store
@@ -36,11 +37,13 @@ class StagedChunk:
         record: its future entry in the index.
         schema: what its items were written with; widening may have gone on after it.
         end: how many samples its writer had written, this chunk included.
+        keys: the keys of its samples, slot by slot, for a dataset with keys.
     """
 
     record: ChunkRecord
     schema: Schema
     end: int
+    keys: KeyColumn | None = None
 
 
 def write_chunk(store: Store, name: str, chunk_id: str, items: list[bytes], compression: codec.Compression | None) -> ChunkRecord:
@@ -95,6 +98,7 @@ class ChunkWriter:
         nullable: fields that may be None from the start.
         allow_pickle: store objects of any type with pickle.
         first_number: where the counter in the file names starts.
+        key: returns the key of a sample, for a dataset with keys.
         on_chunk: called with each chunk once it is durable, in order, in the thread that adds samples.
     """
 
@@ -110,6 +114,7 @@ class ChunkWriter:
         nullable: Iterable[str] = (),
         allow_pickle: bool = False,
         first_number: int = 0,
+        key: Callable[[Any], Key] | None = None,
         on_chunk: Callable[[StagedChunk], None] | None = None,
     ) -> None:
         self._store, self._token, self._rank, self._compression = store, token, rank, compression
@@ -122,6 +127,7 @@ class ChunkWriter:
         self._number, self._on_chunk = first_number, on_chunk
         self._items: list[bytes] = []
         self._size = 0
+        self._key, self._keys = key, list[Key]()
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[StagedChunk] | None = None
         self.samples = 0
@@ -139,17 +145,21 @@ class ChunkWriter:
         Raises:
             SampleError: it cannot be stored so that it reads back equal, or does not fit a fixed schema.
             PickleRefused: it needs ``allow_pickle=True``.
+            TypeError: its key is of a type that keys cannot have, or of another type than the keys before.
             StorageError: an earlier chunk could not be written.
         """
         try:
             item = self._encode(sample)
         except (Mismatch, UnicodeEncodeError, NotExact):
             item = self._encode_wider(sample)
+        key = self._key(sample) if self._key is not None else None
         size = self._size + len(item)
         if (size > self._max_size or len(self._items) >= self._max_samples) and self._items:
             self.flush()
             size = len(item)
         self._items.append(item)
+        if key is not None:
+            self._keys.append(key)
         self._size = size
         self.samples += 1
 
@@ -162,11 +172,12 @@ class ChunkWriter:
         name = f"chunk-{self._rank}-{self._number}-{self._token}"
         chunk_id = f"{self._token}.{self._rank}.{self._number}"
         items, schema, end = self._items, self.schema, self.samples
-        self._items, self._size = [], 0
+        keys = KeyColumn.of(self._keys) if self._key is not None else None
+        self._items, self._keys, self._size = [], [], 0
         self._number += 1
         self.names.append(name)
         self._thread = self._thread or ThreadPoolExecutor(1, "liveset-write")
-        self._writing = self._thread.submit(self._write, name, chunk_id, items, schema, end)
+        self._writing = self._thread.submit(self._write, name, chunk_id, items, schema, end, keys)
 
     def finish(self) -> None:
         """Write what is left; afterwards every chunk is durable and in ``staged``."""
@@ -178,7 +189,7 @@ class ChunkWriter:
 
     def abort(self) -> None:
         """Forget what is not written and stop the background thread."""
-        self._items = []
+        self._items, self._keys = [], []
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
             self._thread = None
@@ -186,8 +197,8 @@ class ChunkWriter:
             self.staged.append(writing.result())
         self._writing = None
 
-    def _write(self, name: str, chunk_id: str, items: list[bytes], schema: Schema, end: int) -> StagedChunk:
-        return StagedChunk(write_chunk(self._store, name, chunk_id, items, self._compression), schema, end)
+    def _write(self, name: str, chunk_id: str, items: list[bytes], schema: Schema, end: int, keys: KeyColumn | None) -> StagedChunk:
+        return StagedChunk(write_chunk(self._store, name, chunk_id, items, self._compression), schema, end, keys)
 
     def _collect(self) -> None:
         if self._writing is None:

@@ -12,7 +12,7 @@ from liveset.write import options
 from liveset.write.execution import Job
 from liveset.write.inputs import Inputs, Stream, open_inputs
 from liveset.write.run import Run, Wishes
-from liveset.write.target import Asked, Target
+from liveset.write.target import Asked, CommitWishes, Target
 
 _log = logging.getLogger("liveset")
 
@@ -49,8 +49,9 @@ def optimize(
     keep_data_ordered: bool | None = True,
     verbose: bool = True,
     broadcast_paths: bool = False,
-    key_fn: Callable[[Any], Any] | None = None,
+    key_fn: Callable[[Any], Any] | str | None = None,
     *,
+    num_shards: int = 1,
     nullable: Iterable[str] = (),
     allow_pickle: bool = False,
     session: str | None = None,
@@ -103,7 +104,9 @@ def optimize(
         keep_data_ordered: keep the order of the inputs (default). ``False`` gives the next inputs to whichever worker is free.
         verbose: show progress, if this is a terminal.
         broadcast_paths: accepted for compatibility; has no effect.
-        key_fn: not supported yet.
+        key_fn: gives each sample a key, so that it can be read, and edited, by name: a function of the sample, or the name of the field
+            that holds the key, which the dataset remembers. Keys are text (preferred) or integers, and each occurs once.
+        num_shards: into how many files the keys are published for other tools.
         nullable: names of fields that may be None in later versions, though they are not in this one.
         allow_pickle: store objects of any type with pickle. Reading them needs ``allow_pickle=True``, too.
         session: name of this piece of work. If a commit with this name is in the history already, nothing is committed again.
@@ -115,6 +118,7 @@ def optimize(
         SampleError: a sample cannot be stored so that it reads back equal.
         PickleRefused: a sample needs ``allow_pickle=True``.
         SchemaConflict: samples do not fit the dataset that they should be appended to.
+        DuplicateKeys, KeyConflict: a key occurs twice, or is in the dataset already.
         OverwriteConflict: the dataset was changed by others while it was about to be overwritten.
         StorageError: the disk is full or failed.
         ValueError: an argument has no meaning.
@@ -142,9 +146,9 @@ def optimize(
             "reader": reader,
             "item_loader": item_loader,
             "storage_options": storage_options,
-            "key_fn": key_fn,
         }
     )
+    options.check_shards(num_shards)
     sizes = options.check_sizes(chunk_size, chunk_bytes, align=align_chunking)
     workers = options.check_workers(num_workers, start_method)
     ordered = options.check_order(keep_data_ordered, align_chunking=align_chunking, use_checkpoint=use_checkpoint)
@@ -159,10 +163,11 @@ def optimize(
     if target.done:
         _log.info("%s: session %r is committed already; there is nothing to do.", target.store.url, session)
         return
+    rule = target.key_rule(key_fn)
     job = Job(
         fn=fn,
         inputs=opened,
-        settings=target.settings(asked, allow_pickle=allow_pickle, whole=align_chunking),
+        settings=target.settings(asked, allow_pickle=allow_pickle, whole=align_chunking, keys=rule),
         workers=workers,
         ordered=ordered,
         weights=_weights(weights, opened, width),
@@ -177,8 +182,9 @@ def optimize(
         "align_chunking": align_chunking,
         "nullable": list(asked.nullable),
         "allow_pickle": allow_pickle,
+        "keys": None if rule is None else rule.field or "key_fn",
     }
-    Run(job, target, Wishes(use_checkpoint, verbose, session, message, facts))()
+    Run(job, target, Wishes(use_checkpoint, verbose, CommitWishes(session, message, num_shards), facts))()
 
 
 def _weights(weights: Sequence[float] | None, inputs: Inputs, batch_size: int | None) -> list[float] | None:

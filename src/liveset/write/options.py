@@ -183,7 +183,7 @@ def refuse_unsupported(values: Mapping[str, Any]) -> None:
             "Only https://lightning.ai/ supports multiple nodes or selecting a machine. "
             "To use several machines, run optimize(mode='append') on each with its share of the inputs."
         )
-    for name in ("input_dir", "encryption", "reader", "item_loader", "key_fn"):
+    for name in ("input_dir", "encryption", "reader", "item_loader"):
         if values[name] is not None:
             raise NotImplementedError(f"`{name}` is not supported yet.")
     if values["storage_options"]:
@@ -197,3 +197,9 @@ def dataset_exists_message(path: str) -> str:
         "HINT: Did you consider changing the `output_dir` with your own versioning as a suffix?\n"
         "HINT: If you want to append/overwrite to the existing dataset, use `mode='append | overwrite'`."
     )
+
+
+def check_shards(num_shards: int) -> None:
+    """Check the number of files that keys are published in."""
+    if isinstance(num_shards, bool) or not isinstance(num_shards, int) or not 1 <= num_shards <= 99_999:
+        raise ValueError(f"num_shards must be >= 1. Found {num_shards!r}.")

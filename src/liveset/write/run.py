@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from liveset.edit.commit import new_token
@@ -20,8 +20,8 @@ from liveset.write.plan import Span
 from liveset.write.progress import Progress
 from liveset.write.spans import SpanResult
 from liveset.write.staging import Staging
-from liveset.write.target import Target
-from liveset.write.unify import unify
+from liveset.write.target import CommitWishes, Target
+from liveset.write.unify import unify, with_keys
 
 _log = logging.getLogger("liveset")
 
@@ -32,8 +32,7 @@ class Wishes:
 
     use_checkpoint: bool = False
     verbose: bool = True
-    session: str | None = None
-    message: str = ""
+    commit: CommitWishes = field(default_factory=CommitWishes)
     facts: Mapping[str, Any] | None = None  # arguments that a resumed run must have in common with the broken one
 
 
@@ -68,8 +67,9 @@ class Run:
         before = total - sum(map(len, self._job.spans)) if self._checkpoint is not None and total is not None else 0
         progress = Progress(total, enabled=self._wishes.verbose, done=before)
         results = Execution(self._store, self._job, progress).run()
-        chunks, skipped = self._joined(results)
         settings = self._job.settings
+        joined, skipped = self._joined(results)
+        chunks = [with_keys(self._store, chunk, settings) for chunk in joined]
         unified = unify(
             self._store,
             chunks,
@@ -79,16 +79,9 @@ class Run:
         )
         records = [chunk.record for chunk in unified.chunks]
         self._committing = True
-        version = self._target.commit(
-            records,
-            unified.schema,
-            settings.limit,
-            settings.compression,
-            session=self._wishes.session,
-            message=self._wishes.message,
-        )
-        names = {record.filename for record in records}
-        if version is not None and not names <= {record.filename for record in version.chunks}:
+        version = self._target.commit(unified.chunks, unified.schema, settings, self._wishes.commit)
+        names = {record.filename for record in records} | _key_tables(version)
+        if version is not None and not {record.filename for record in records} <= {record.filename for record in version.chunks}:
             self._staging.discard()  # the session was committed before; these chunks are in no version
         elif unified.replaced:
             self._store.delete(unified.replaced)
@@ -139,7 +132,7 @@ class Run:
         if base is None or not names & {record.filename for record in base.chunks}:
             return False
         _log.info("%s: the run of this checkpoint was committed already.", self._store.url)
-        self._close_checkpoint(names)
+        self._close_checkpoint(names | _key_tables(base))
         return True
 
     def _close_checkpoint(self, keep: set[str]) -> None:
@@ -166,3 +159,8 @@ class Run:
         else:
             error.add_note("What is finished is kept: run the same again with use_checkpoint=True, and it goes on from there.")
             _log.warning("The run failed; what is finished is kept in %s/%s.", self._store.url, self._checkpoint.folder)
+
+
+def _key_tables(version: Index | None) -> set[str]:
+    files = version.edit.key_files if version is not None and version.edit is not None else None
+    return set(files.tables) if files is not None else set()

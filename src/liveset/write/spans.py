@@ -13,6 +13,7 @@ from liveset.storage import Store
 from liveset.write.checkpoint import SpanLog
 from liveset.write.chunker import ChunkLimit, ChunkWriter, StagedChunk
 from liveset.write.failures import storing_failed
+from liveset.write.keying import KeyRule
 from liveset.write.plan import Span
 
 _log = logging.getLogger("liveset")
@@ -33,6 +34,7 @@ class ChunkSettings:
         first_number: where the counter in the file names starts.
         log: folder of the checkpoint, when one is kept.
         whole: nothing but whole chunks is written before the inputs end.
+        keys: how the keys of samples are found, for a dataset with keys.
     """
 
     url: str
@@ -45,6 +47,7 @@ class ChunkSettings:
     first_number: int = 0
     log: str | None = None
     whole: bool = False
+    keys: KeyRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,7 @@ class SpanWriter:
             nullable=settings.nullable,
             allow_pickle=settings.allow_pickle,
             first_number=settings.first_number,
+            key=settings.keys,
             on_chunk=self._flushed if self._log is not None else None,
         )
         self.add = self._chunks.add

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
+from liveset.edit.keyfiles import KEYS
 from liveset.storage import PRIVATE, Store
 
 
@@ -37,7 +38,9 @@ class Staging:
     def discard(self, keep: Iterable[str] = ()) -> None:
         """Remove our chunk files but those in ``keep``, and folders that we made and that are empty."""
         kept = set(keep)
-        self._store.delete([entry.name for entry in self._store.list("chunk-") if entry.name not in kept and self._ours(entry.name)])
+        ours = [entry.name for entry in self._store.list("chunk-") if entry.name not in kept and self._ours(entry.name)]
+        tables = [entry.name for entry in self._store.list(KEYS) if entry.name not in kept and entry.name.split("-")[1] in self._tokens]
+        self._store.delete(ours + tables)
         self.prune()
 
     def prune(self, folder: str | None = None) -> None:
@@ -57,7 +60,7 @@ class Staging:
 
 def _folders(root: str) -> list[str]:
     """Return the folders that writing below ``root`` may make, inner ones first."""
-    folders = [os.path.join(root, PRIVATE, "staged"), os.path.join(root, PRIVATE, "versions"), os.path.join(root, PRIVATE.rstrip("/"))]
+    folders = [os.path.join(root, folder.rstrip("/")) for folder in (KEYS, PRIVATE + "staged", PRIVATE + "versions", PRIVATE)]
     while root != os.path.dirname(root):
         folders.append(root)
         root = os.path.dirname(root)

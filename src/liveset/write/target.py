@@ -7,16 +7,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from liveset.edit.changes import Append, Overwrite
+from liveset.edit.changes import Append, Change, Keys, Overwrite
 from liveset.edit.commit import commit
+from liveset.edit.keyfiles import KeyWriter
+from liveset.edit.publish import layout, publish_keys, require_parquet
 from liveset.edit.versions import find_session
 from liveset.errors import Conflict, DatasetError, DatasetExists, OverwriteConflict, SchemaConflict
 from liveset.format.codec import Compression
 from liveset.format.config import make_config
-from liveset.format.index import ChunkRecord, Index
+from liveset.format.index import Index
 from liveset.format.schema import Schema
+from liveset.format.stamp import HistoryEntry
+from liveset.keystore import open_keys
+from liveset.snapshot import Snapshot
 from liveset.storage import HEAD, Store
-from liveset.write.chunker import DEFAULT_CHUNK_SIZE, ChunkLimit
+from liveset.write.chunker import DEFAULT_CHUNK_SIZE, ChunkLimit, StagedChunk
+from liveset.write.keying import KeyFunction, KeyRule
 from liveset.write.options import Sizes, dataset_exists_message, parse_size
 from liveset.write.spans import ChunkSettings
 
@@ -30,6 +36,15 @@ class Asked:
     compression_level: str | None
     compression_batch_size: int | None
     nullable: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitWishes:
+    """What the caller said about the commit."""
+
+    session: str | None = None
+    message: str = ""
+    num_shards: int = 1
 
 
 class Target:
@@ -54,7 +69,35 @@ class Target:
         # An empty dataset has no samples that new ones would have to be like.
         self.config = self.base.config if self.base is not None and mode == "append" and self.base.chunks else None
 
-    def settings(self, asked: Asked, *, allow_pickle: bool, whole: bool) -> ChunkSettings:
+    def key_rule(self, key_fn: KeyFunction | str | None) -> KeyRule | None:
+        """Return how the keys of new samples are found; None for a dataset without keys.
+
+        Raises:
+            ValueError: the dataset that is appended to has keys and nothing says how to make more, or it has none.
+            MissingDependency: keys could not be published.
+        """
+        rule = None if key_fn is None else KeyRule.of(key_fn)
+        if self.base is None or self.mode != "append" or not self.base.chunks:
+            if rule is not None:
+                require_parquet()
+            return rule
+        if open_keys(Snapshot(self.store, self.base)) is None:
+            if rule is not None:
+                raise ValueError(
+                    f"The samples of {self.store.url} have no keys, so new ones cannot have any: build them first with build_keys_index."
+                )
+            return None
+        field = self.base.layout_of_keys.get("field")
+        if rule is None and field is None:
+            raise ValueError(
+                f"The samples of {self.store.url} have keys: say what the keys of the new ones are with key_fn=, a function of a sample "
+                "or the name of a field."
+            )
+        if rule is not None and rule.field is not None and field not in (None, rule.field):
+            raise ValueError(f"The keys of {self.store.url} stand in the field {field!r}, not in {rule.field!r}.")
+        return rule if rule is not None else KeyRule.of(str(field))
+
+    def settings(self, asked: Asked, *, allow_pickle: bool, whole: bool, keys: KeyRule | None = None) -> ChunkSettings:
         """Return how the chunks of a run are written; its token is not chosen yet."""
         schema = self.schema(asked.nullable)
         return ChunkSettings(
@@ -67,6 +110,7 @@ class Target:
             allow_pickle=allow_pickle,
             first_number=self.first_number,
             whole=whole,
+            keys=keys,
         )
 
     def schema(self, nullable: Sequence[str]) -> Schema | None:
@@ -119,16 +163,7 @@ class Target:
         numbers = [int(found[1]) for name in names if (found := re.match(r"chunk-\d+-(\d+)", name))]
         return max(numbers, default=-1) + 1
 
-    def commit(
-        self,
-        records: Sequence[ChunkRecord],
-        schema: Schema | None,
-        limit: ChunkLimit,
-        compression: Compression | None,
-        *,
-        session: str | None,
-        message: str,
-    ) -> Index | None:
+    def commit(self, chunks: Sequence[StagedChunk], schema: Schema | None, settings: ChunkSettings, wishes: CommitWishes) -> Index | None:
         """Make the chunks a version.
 
         Returns:
@@ -136,20 +171,44 @@ class Target:
 
         Raises:
             DatasetExists: a dataset appeared meanwhile, and there is no mode.
+            DuplicateKeys, KeyConflict: a key occurs twice, or is in the dataset already.
             Conflict: other commits stand in the way.
         """
-        if self.mode == "append" and self.base is not None and not records:
+        if self.mode == "append" and self.base is not None and not chunks:
             return None
         config = self.config
         if config is None and schema is not None:
-            config = make_config(schema, samples=limit.samples, size=limit.size, compression=compression)
-        change = (Append if self.mode == "append" else Overwrite)(config, tuple(records))
+            limit = settings.limit
+            config = make_config(schema, samples=limit.samples, size=limit.size, compression=settings.compression)
+        keys = KeyWriter(self.store, settings.token) if settings.keys is not None else None
+        published = layout(wishes.num_shards, settings.keys.field) if settings.keys is not None else {}
+        columns = [(chunk.record.id or chunk.record.filename, chunk.keys) for chunk in chunks if chunk.keys is not None]
+
+        def prepare(head: Index | None, _: Sequence[HistoryEntry]) -> Change:
+            made = None
+            if keys is not None and self.mode == "append" and head is not None and head.chunks:
+                made = Keys(keys.extended(head, columns), head.layout_of_keys)
+            elif keys is not None:
+                made = Keys(keys.fresh(columns), published)
+            return (Append if self.mode == "append" else Overwrite)(config, tuple(chunk.record for chunk in chunks), keys=made)
+
         try:
-            return commit(self.store, change, self.base, session=session, message=message)
+            index = commit(self.store, prepare, self.base, session=wishes.session, message=wishes.message)
         except OverwriteConflict as error:
             if self.mode is None:
                 raise DatasetExists(dataset_exists_message(self.store.url)) from error
             raise
+        if keys is not None:
+            self._settle_keys(keys, index)
+        return index
+
+    def _settle_keys(self, keys: KeyWriter, index: Index) -> None:
+        """Remove tables that a lost race made useless, and publish the keys of a dataset that is new."""
+        files = index.edit.key_files if index.edit is not None else None
+        used = set(files.tables) if files is not None else set()
+        self.store.delete([name for name in keys.written if name not in used])
+        if self.base is None or self.mode != "append" or not self.base.chunks:
+            publish_keys(self.store, index)
 
     def may_hold(self, error: BaseException) -> bool:
         """Return whether a commit that ended in an error may have made our chunks part of the dataset all the same."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from liveset.format import codec
-from liveset.format.chunk import items_of, open_chunk, plain_buffer
+from liveset.format.chunk import Chunk, items_of, open_chunk, plain_buffer
+from liveset.format.keytable import KeyColumn
 from liveset.format.schema import Decoder, Schema
 from liveset.storage import Store
 from liveset.write.chunker import StagedChunk, recode, write_chunk
+from liveset.write.spans import ChunkSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,21 @@ def unify(
     return Unified(schema, result, replaced)
 
 
+def with_keys(store: Store, chunk: StagedChunk, settings: ChunkSettings) -> StagedChunk:
+    """Return a chunk with the keys of its samples: those of a chunk that an earlier attempt wrote are found by reading it."""
+    rule = settings.keys
+    if rule is None or chunk.keys is not None:
+        return chunk
+    reader = _open(store, chunk, settings.compression, settings.allow_pickle)
+    return replace(chunk, keys=KeyColumn.of([rule(sample) for sample in reader.iterate(0, chunk.record.samples)]))
+
+
+def _open(store: Store, chunk: StagedChunk, compression: codec.Compression | None, allow_pickle: bool) -> Chunk:
+    size = 0 if compression is not None and compression.level == "chunk" else chunk.record.size
+    buffer = plain_buffer(store.map(chunk.record.filename, size))
+    return open_chunk(buffer, chunk.record, Decoder(chunk.schema, allow_pickle=allow_pickle), compression)
+
+
 def _rewrite(
     store: Store,
     chunk: StagedChunk,
@@ -73,12 +90,10 @@ def _rewrite(
     on_write: Callable[[str], None] | None,
 ) -> StagedChunk:
     record = chunk.record
-    size = 0 if compression is not None and compression.level == "chunk" else record.size
-    buffer = plain_buffer(store.map(record.filename, size))
-    reader = open_chunk(buffer, record, Decoder(chunk.schema, allow_pickle=allow_pickle), compression)
+    reader = _open(store, chunk, compression, allow_pickle)
     items, widest = recode(items_of(reader, record.samples), chunk.schema, schema, allow_pickle=allow_pickle)
     name = "-".join(record.filename.split("-")[:3]) + f"-{secrets.token_hex(8)}"
     if on_write is not None:
         on_write(name)
     written = write_chunk(store, name, record.id or name, items, compression)
-    return StagedChunk(written, widest, chunk.end)
+    return StagedChunk(written, widest, chunk.end, chunk.keys)

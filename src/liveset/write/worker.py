@@ -87,8 +87,6 @@ class _Worker:
                 if self._runner is not None:
                     self._runner.stopping = True
             self._inbox.put(order)
-            if isinstance(order, Quit | Stop):
-                return
 
     def serve(self, payload: bytes | tuple[Any, ChunkSettings]) -> None:
         """Carry out orders until there are no more."""

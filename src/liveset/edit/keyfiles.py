@@ -1,0 +1,114 @@
+"""The key tables of a new version: written before the commit, named by its head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from liveset.errors import Conflict, KeyConflict, name_some
+from liveset.format.index import Index
+from liveset.format.keytable import DELETED, KeyColumn, KeyTable, Rows, pack_table
+from liveset.format.stamp import KeyFiles
+from liveset.keystore import KeyStore, TableKeys, open_keys
+from liveset.snapshot import Snapshot
+from liveset.storage import PRIVATE, Store
+
+__all__ = ["KEYS", "KeyWriter"]
+
+KEYS = PRIVATE + "keys/"
+"""Where the key tables lie."""
+
+# A lookup asks the tables one after another, so a commit joins the deltas when there would be more.
+MAX_DELTAS = 8
+
+
+class KeyWriter:
+    """Writes the key tables of one commit.
+
+    Args:
+        store: where the dataset is.
+        token: random part of the file names.
+
+    Attributes:
+        written: names of the files that were written; those that the committed version does not name are superseded.
+    """
+
+    def __init__(self, store: Store, token: str) -> None:
+        self._store, self._token = store, token
+        self.written: list[str] = []
+        self._delta: str | None = None
+
+    def fresh(self, chunks: Sequence[tuple[str, KeyColumn]]) -> KeyFiles:
+        """Write the keys of whole chunks (id and keys, slot by slot) as a base of their own; ``DuplicateKeys`` names what occurs twice."""
+        rows = Rows.of_chunks(chunks)
+        return KeyFiles(_kind(rows.keys), len(rows.keys), (self._write("base", rows),))
+
+    def extended(self, head: Index, chunks: Sequence[tuple[str, KeyColumn]]) -> KeyFiles:
+        """Write the keys of new chunks beside those of a version; only the new keys are looked up, whatever the number of the old ones.
+
+        Raises:
+            DuplicateKeys: a key occurs twice in the new chunks.
+            KeyConflict: a key is in the dataset already.
+            TypeError: the dataset has keys of the other type.
+        """
+        snapshot = Snapshot(self._store, head)
+        have = open_keys(snapshot)
+        rows = Rows.of_chunks(chunks)
+        if have is None:
+            raise Conflict(f"{self._store.url} has no keys: build them with build_keys_index before samples with keys are appended.")
+        if len(rows.keys) and len(have) and rows.keys.kind is not have.kind:
+            words = f"the keys of {self._store.url} are {_word(have.kind)}, the new ones are {_word(rows.keys.kind)}"
+            raise TypeError(f"Unsupported key type: {words}.")
+        if self._delta is None:
+            self._delta = self._write("delta", rows)  # before the search: it finds duplicates among the new keys themselves
+        files = self._adopted(have, snapshot)
+        taken = [key for key, place in zip(rows.keys, have.locate_column(rows.keys), strict=True) if place is not None]
+        if taken:
+            found = tuple(taken)
+            text = f"Duplicate keys are not allowed in the keys sidecar: {name_some(found)} in the dataset already. Nothing was changed."
+            raise KeyConflict(text, keys=found)
+        deltas = (*files.deltas, self._delta)
+        if len(deltas) > MAX_DELTAS:
+            deltas = (self._joined(deltas),)
+        return KeyFiles(files.kind if files.count else _kind(rows.keys), files.count + len(rows.keys), files.base, deltas)
+
+    def _adopted(self, have: KeyStore, snapshot: Snapshot) -> KeyFiles:
+        """Return the tables of a version; a published store of another program becomes a table first."""
+        if isinstance(have, TableKeys):
+            return have.files
+        listed = snapshot.index.chunks
+        return self.fresh([(record.id or record.filename, KeyColumn.of(have.keys_of(number))) for number, record in enumerate(listed)])
+
+    def _joined(self, names: Iterable[str]) -> str:
+        """Write several deltas as one; a later one is right where two know the same key."""
+        tables = [KeyTable(self._store.map(name, 0), name) for name in names]
+        return self._write("delta", join_tables(tables))
+
+    def _write(self, kind: str, rows: Rows) -> str:
+        name = f"{KEYS}{kind}-{self._token}-{len(self.written)}.keys"
+        buffers = pack_table(rows)
+        self.written.append(name)
+        self._store.write(name, buffers)
+        return name
+
+
+def join_tables(tables: Sequence[KeyTable]) -> Rows:
+    """Return the rows of tables in which no key and no chunk occurs twice."""
+    directory: list[tuple[str, int]] = []
+    columns, chunks, slots = [], [], []
+    for table in tables:
+        rows = table.to_rows()
+        columns.append(rows.keys)
+        chunks.append(np.where(rows.chunks == DELETED, DELETED, rows.chunks + len(directory)).astype(np.uint32))
+        slots.append(rows.slots)
+        directory += rows.directory
+    return Rows(KeyColumn.join(columns), np.concatenate(chunks), np.concatenate(slots), directory)
+
+
+def _kind(keys: KeyColumn) -> str:
+    return "int" if keys.kind is int else "text"
+
+
+def _word(kind: type) -> str:
+    return "text" if kind is str else "integers"

@@ -1,0 +1,137 @@
+"""build_keys_index: keys for a dataset that has none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from liveset.edit.changes import Change, Keys, SetKeys
+from liveset.edit.commit import commit, new_token
+from liveset.edit.keyfiles import KeyWriter
+from liveset.edit.publish import layout, publish_keys, require_parquet
+from liveset.errors import CommitUnknown, DatasetNotFound, KeysExist
+from liveset.format.index import Index
+from liveset.format.keytable import KeyColumn
+from liveset.format.schema import Decoder, Schema
+from liveset.format.stamp import HistoryEntry
+from liveset.keystore import open_keys
+from liveset.read.chunks import OpenChunks
+from liveset.snapshot import Snapshot, open_snapshot
+from liveset.storage import Store, open_store
+from liveset.write.keying import KeyRule
+from liveset.write.options import check_shards
+from liveset.write.progress import Progress
+
+
+def build_keys_index(
+    input_dir: str | os.PathLike[str],
+    key_fn: Callable[[Any], Any] | str,
+    *,
+    output_dir: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    verbose: bool = True,
+    num_shards: int = 1,
+    allow_pickle: bool = False,
+) -> str:
+    """Give every sample of a dataset a key, in one commit; the samples stay as they are.
+
+    Reads the dataset chunk by chunk; memory holds the keys. With a field name only that field is decoded.
+
+    Args:
+        input_dir: the dataset.
+        key_fn: a function of a sample that returns its key, or the name of the field that holds it, which the dataset remembers.
+        output_dir: must be the dataset itself, if given.
+        overwrite: replace keys that the dataset has.
+        verbose: show progress, if this is a terminal.
+        num_shards: into how many files the keys are published for other tools.
+        allow_pickle: let samples create objects of any type while their keys are found.
+
+    Returns:
+        The folder of the published keys.
+
+    Raises:
+        DatasetNotFound: there is no dataset.
+        KeysExist: it has keys, and ``overwrite`` is False (also a ``FileExistsError``).
+        DuplicateKeys: a key occurs twice.
+        SampleError: a sample has no key, or one of a type that keys cannot have; the message names its position.
+
+    Example:
+        >>> liveset.build_keys_index(path, "id", verbose=False)
+        >>> liveset.StreamingDataset(path)["play-3"]
+        {'id': 'play-3', 'square': 9}
+    """
+    check_shards(num_shards)
+    require_parquet()
+    rule = KeyRule.of(key_fn)
+    store = open_store(input_dir)
+    base = open_snapshot(store).index
+    folder = os.path.join(store.url, "keys")
+    if output_dir is not None and os.path.abspath(os.fspath(output_dir)) != store.url:
+        raise ValueError("output_dir= must be the dataset itself: keys are part of it.")
+    _refuse_existing(store, base, overwrite, folder)
+    builder = _Builder(store, rule, allow_pickle, Progress(base.samples, enabled=verbose))
+    tables = KeyWriter(store, new_token())
+
+    def prepare(head: Index | None, _: Sequence[HistoryEntry]) -> Change:
+        if head is None:
+            raise DatasetNotFound(f"{store.url} doesn't contain any index.json file.", path=store.url)
+        _refuse_existing(store, head, overwrite, folder)
+        return SetKeys(Keys(tables.fresh(builder.columns(head)), layout(num_shards, rule.field)))
+
+    try:
+        index = commit(store, prepare, base)
+    except BaseException as error:
+        if not isinstance(error, CommitUnknown | KeyboardInterrupt):  # then the commit may have landed
+            store.delete(tables.written)
+        raise
+    finally:
+        builder.progress.close()
+    store.delete(tables.written[:-1])
+    publish_keys(store, index)
+    return folder
+
+
+def _refuse_existing(store: Store, index: Index, overwrite: bool, folder: str) -> None:
+    if not overwrite and open_keys(Snapshot(store, index)) is not None:
+        raise KeysExist(f"Key index already exists under {folder}. Pass overwrite=True to build it again.", path=folder)
+
+
+class _Builder:
+    """Finds the keys of chunks, and remembers them: after a lost race only what is new is read."""
+
+    def __init__(self, store: Store, rule: KeyRule, allow_pickle: bool, progress: Progress) -> None:
+        self._store, self._rule, self._allow_pickle, self.progress = store, rule, allow_pickle, progress
+        self._known: dict[tuple[str, str], KeyColumn] = {}
+
+    def columns(self, index: Index) -> list[tuple[str, KeyColumn]]:
+        """Return id and keys of every chunk of a version."""
+        if index.config is None:
+            return []
+        snapshot = Snapshot(self._store, index)
+        chunks = OpenChunks(snapshot, self._decoder(Schema.from_config(index.config, index.file)))
+        found = []
+        for number, record in enumerate(index.chunks):
+            name = record.id or record.filename
+            if (name, record.filename) not in self._known:
+                keys = [
+                    self._key(sample, snapshot.starts[number] + i) for i, sample in enumerate(chunks[number].iterate(0, record.samples))
+                ]
+                self._known[name, record.filename] = KeyColumn.of(keys)
+                self.progress.add(record.samples, record.samples)
+            found.append((name, self._known[name, record.filename]))
+        return found
+
+    def _decoder(self, schema: Schema) -> Decoder:
+        field = self._rule.field
+        fields = None
+        if field is not None and any(name == field or name.startswith((f"{field}.", f"{field}[")) for name in schema.fields):
+            fields = [field]
+        return Decoder(schema, fields=fields, allow_pickle=self._allow_pickle, strict=False)
+
+    def _key(self, sample: Any, position: int) -> str | int:
+        try:
+            return self._rule(sample)
+        except Exception as error:
+            error.add_note(f"The key of the sample at position {position} of {self._store.url} was asked for.")
+            raise
