@@ -270,9 +270,9 @@ def test_a_needed_feature_of_writers_is_named(committed: MemoryStore) -> None:
     index = head_of(committed)
     assert index is not None
     assert index.edit is not None
-    edit = dataclasses.replace(index.edit, requires_write=("fence",))
+    edit = dataclasses.replace(index.edit, requires_write=("overlay",))
     committed.foreign_head(index.replace(edit=edit).to_bytes())
-    with pytest.raises(UnsupportedFormat, match="'fence'"):
+    with pytest.raises(UnsupportedFormat, match="'overlay'"):
         append(committed, "d")
 
 

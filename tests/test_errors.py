@@ -32,6 +32,7 @@ TREE = {
     "SampleError": ("DatasetError", "ValueError"),
     "SchemaConflict": ("Conflict", "ValueError"),
     "SessionClosed": ("DatasetError", "RuntimeError"),
+    "SessionExpired": ("DatasetError", "RuntimeError"),
     "StorageError": ("DatasetError", "OSError"),
     "UnsafeStore": ("DatasetError",),
     "UnsupportedFormat": ("FormatError",),

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import operator
 import posixpath
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import accumulate
+from typing import TypeAlias
 
-from liveset.errors import Corrupt, DatasetNotFound, ForeignEdit, NotFound, PositionOutOfRange, VersionExpired, VersionNotFound
+from liveset.errors import (
+    Corrupt,
+    DatasetError,
+    DatasetNotFound,
+    ForeignEdit,
+    NotFound,
+    PositionOutOfRange,
+    VersionExpired,
+    VersionNotFound,
+)
+from liveset.format.chunk import Buffer, plain_buffer
 from liveset.format.index import Index
+from liveset.format.stamp import HistoryEntry
 from liveset.storage import HEAD, Store, version_name
 
-__all__ = ["Snapshot", "open_snapshot"]
+__all__ = ["Snapshot", "Version", "entries", "open_snapshot"]
+
+Version: TypeAlias = int | str | datetime
+"""What names a version: its number, a tag, or a time (then the newest version committed by then)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,35 +66,142 @@ class Snapshot:
         try:
             return self.store.map(record.filename, 0 if self.index.compressed_files else record.size)
         except NotFound as error:
-            path = posixpath.join(self.store.url, record.filename)
-            raise VersionExpired(
-                f"{path} does not exist, but version {self.version} of the dataset needs it: it was deleted, or expired.",
-                file=path,
-                version=self.version,
-            ) from error
+            raise self.gone(record.filename) from error
+
+    def chunk_file(self, chunk: int) -> tuple[str, Buffer]:
+        """Name and bytes of the file of one chunk; slicing them gives bytes.
+
+        The old tool inflates chunks that are compressed as a whole where they lie, and deletes the originals: then it is what it left.
+        """
+        record = self.index.chunks[chunk]
+        try:
+            return record.filename, plain_buffer(self.chunk_buffer(chunk))
+        except VersionExpired:
+            inflated = record.filename.replace(f".{(self.index.config or {}).get('compression')}", "")
+            if not self.index.compressed_files or inflated == record.filename:
+                raise
+            return inflated, plain_buffer(self.store.map(inflated, record.size))
+
+    def gone(self, name: str) -> VersionExpired:
+        """The error for a file of this version that is not there any more; it looks for the reason."""
+        path = posixpath.join(self.store.url, name)
+        return VersionExpired(
+            f"{path} does not exist, but version {self.version} of the dataset needs it: {_why_gone(self)}",
+            file=path,
+            version=self.version,
+        )
 
 
-def open_snapshot(store: Store, version: int | None = None) -> Snapshot:
-    """Pins the newest version of a dataset, or the one with the given number."""
+def _why_gone(snapshot: Snapshot) -> str:
+    try:
+        head = _head(snapshot.store)
+    except DatasetError:
+        return "the dataset was removed."
+    fence = head.edit.fence if head.edit is not None else None
+    if fence is None or fence.keeps(snapshot.version):
+        return "it was deleted, and not by a vacuum of liveset."
+    return (
+        f"a vacuum (version {fence.version}) removed what only versions before {fence.expired_before} needed. Open a newer version; "
+        "pin=True or a tag keeps one for longer than the vacuum does."
+    )
+
+
+def open_snapshot(store: Store, version: Version | None = None) -> Snapshot:
+    """Pins the newest version of a dataset (None), or the one with a number, the one with a tag, or the newest one at a time."""
     if version is None:
         return Snapshot(store, _head(store))
+    if isinstance(version, str):
+        return _open_number(store, _tagged(store, version))
+    if isinstance(version, datetime):
+        return _open_number(store, _version_at(store, version))
+    return _open_number(store, operator.index(version))
+
+
+def _open_number(store: Store, version: int) -> Snapshot:
     if version < 0:
         raise VersionNotFound(f"{store.url} has no version {version}: versions count from 0.", version=version)
-    if (index := _archived(store, version)) is None:
+    try:
         head = _head(store)
-        if head.version == version:
-            if not head.digest_matches():
-                path = posixpath.join(store.url, HEAD)
-                raise ForeignEdit(f"{path} was changed by another program since version {version} was committed.", file=path)
-            index = head
-        elif head.version < version:
-            raise VersionNotFound(f"{store.url} has no version {version}: the newest is {head.version}.", version=version)
-        # Between the two looks it may have become an earlier version; then it has been archived before the head was replaced.
-        elif (index := _archived(store, version)) is None:
-            if version == 0 and _began_stamped(store, head):
-                raise VersionNotFound(f"{store.url} has no version 0: the first is 1.", version=version)
-            raise VersionExpired(f"version {version} of {store.url} has been removed; the newest is {head.version}.", version=version)
-    return Snapshot(store, index)
+    except (Corrupt, DatasetNotFound):
+        # What is wrong with the head says nothing about the versions before it: they are the way back.
+        if (index := _archived(store, version)) is not None:
+            return Snapshot(store, index)
+        raise
+    if head.version == version:
+        if not head.digest_matches():
+            path = posixpath.join(store.url, HEAD)
+            raise ForeignEdit(f"{path} was changed by another program since version {version} was committed.", file=path)
+        return Snapshot(store, head)
+    if head.edit is not None and head.edit.fence is not None and not head.edit.fence.keeps(version):
+        raise VersionExpired(
+            f"version {version} of {store.url} has expired: the vacuum of version {head.edit.fence.version} kept nothing before version "
+            f"{head.edit.fence.expired_before} but what was tagged or pinned.",
+            version=version,
+        )
+    # The head that came after a version was put in place only when the version had been archived.
+    if (index := _archived(store, version)) is not None:
+        return Snapshot(store, index)
+    if head.version < version:
+        raise VersionNotFound(f"{store.url} has no version {version}: the newest is {head.version}.", version=version)
+    if version == 0 and _began_stamped(store, head):
+        raise VersionNotFound(f"{store.url} has no version 0: the first is 1.", version=version)
+    raise VersionExpired(f"version {version} of {store.url} has been removed; the newest is {head.version}.", version=version)
+
+
+def _tagged(store: Store, tag: str) -> int:
+    head = _head(store)
+    tags = head.edit.tags if head.edit is not None else {}
+    if tag not in tags:
+        known = f"its tags are {', '.join(sorted(tags))}" if tags else "it has no tags"
+        hint = f" (version {tag} is asked for by the number, version={tag})" if tag.isdecimal() else ""
+        raise VersionNotFound(f"{store.url} has no tag {tag!r}: {known}{hint}.", tag=tag)
+    return tags[tag]
+
+
+def _version_at(store: Store, time: datetime) -> int:
+    if time.tzinfo is None:
+        raise ValueError(
+            f"version={time!r} has no time zone, so it could be meant for any: give it one, such as .astimezone() for local time "
+            "or .replace(tzinfo=datetime.UTC)."
+        )
+    head = _head(store)
+    first = None
+    for entry in entries(store, head):
+        if entry.time <= time:
+            return entry.version
+        first = entry
+    known = f"version {first.version}, the first, was committed at {first.committed_at}" if first else "another program wrote it"
+    raise VersionNotFound(f"{store.url} has no version of {time.isoformat()}: {known}.", time=time)
+
+
+def entries(store: Store, head: Index, *, above: int = 0) -> Iterator[HistoryEntry]:
+    """The commits of a head's line above a number, newest first; ``VersionExpired`` where the line is cut before it ends."""
+    index = head
+    while index.edit is not None:
+        listed = (index.edit.entry, *index.edit.history) if index is head else index.edit.history
+        for entry in listed:
+            if entry.version <= above:
+                return
+            yield entry
+        if not listed or listed[-1].version <= max(above + 1, 1):
+            return
+        # A head remembers only its newest ancestors; the oldest of these remembers older ones.
+        index = _ancestor(store, listed[-1])
+
+
+def _ancestor(store: Store, entry: HistoryEntry) -> Index:
+    name = version_name(entry.version)
+    try:
+        index = Index.parse(store.read(name), f"{store.url}/{name}")
+    except NotFound as error:
+        raise VersionExpired(
+            f"the history of {store.url} is cut at version {entry.version}: {name} has been removed.", version=entry.version
+        ) from error
+    if index.id != entry.id:
+        raise VersionExpired(
+            f"the history of {store.url} is cut at version {entry.version}: {name} is of another line.", version=entry.version
+        )
+    return index
 
 
 def _head(store: Store) -> Index:

@@ -16,6 +16,7 @@ __all__ = [
     "ASIDE",
     "HISTORY",
     "IN_PLACE",
+    "Adopt",
     "Append",
     "Change",
     "Expire",
@@ -70,11 +71,20 @@ class Replace:
     """Puts other files in the place of some chunks; samples keep their positions and keys.
 
     ``records`` maps ids of chunks to their new records, ``expects`` to the names of the files that the new ones were made from.
+    ``key_files`` holds the keys of a dataset whose keys only another program knew until now.
     """
 
     op: ClassVar[str] = "replace"
     records: Mapping[str, ChunkRecord]
     expects: Mapping[str, str]
+    key_files: KeyFiles | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt(Replace):
+    """Makes a dataset of another program ours: its chunks get names that old writers refuse, its keys become a table."""
+
+    op: ClassVar[str] = "adopt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +184,8 @@ def apply(index: Index | None, change: Change, stamp: Stamp) -> Index:
 def _key_files(index: Index | None, change: Change) -> KeyFiles | None:
     if isinstance(change, Append | Overwrite | SetKeys) and change.keys is not None:
         return change.keys.files
+    if isinstance(change, Replace) and change.key_files is not None:
+        return change.key_files
     if isinstance(change, Restore):
         return change.index.edit.key_files if change.index.edit is not None else None
     if isinstance(change, Overwrite) or index is None or index.edit is None:
@@ -218,6 +230,7 @@ def staged_files(change: Change) -> set[str]:
             names = {record.filename for record in change.records}
         case Replace():
             names = {record.filename for record in change.records.values()}
+            names.update(change.key_files.tables if change.key_files is not None else ())
         case _:
             names = set()
     keys = change.keys if isinstance(change, Append | Overwrite | SetKeys) else None

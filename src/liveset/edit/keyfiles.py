@@ -62,7 +62,7 @@ class KeyWriter:
             raise TypeError(f"Unsupported key type: {words}.")
         if self._delta is None:
             self._delta = self._write("delta", rows)  # before the search: it finds duplicates among the new keys themselves
-        files = self._adopted(have, snapshot)
+        files = self.adopted(have, snapshot)
         taken = [key for key, place in zip(rows.keys, have.locate_column(rows.keys), strict=True) if place is not None]
         if taken:
             found = tuple(taken)
@@ -73,7 +73,7 @@ class KeyWriter:
             deltas = (self._joined(deltas),)
         return KeyFiles(files.kind if files.count else _kind(rows.keys), files.count + len(rows.keys), files.base, deltas)
 
-    def _adopted(self, have: KeyStore, snapshot: Snapshot) -> KeyFiles:
+    def adopted(self, have: KeyStore, snapshot: Snapshot) -> KeyFiles:
         """Return the tables of a version; a published store of another program becomes a table first."""
         if isinstance(have, TableKeys):
             return have.files

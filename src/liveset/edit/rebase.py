@@ -6,19 +6,20 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from liveset.edit.changes import ASIDE, Append, Change, Expire, Overwrite, Replace, Restore, Retag, SetAttributes, SetKeys
+from liveset.edit.changes import ASIDE, Adopt, Append, Change, Expire, Overwrite, Replace, Restore, Retag, SetAttributes, SetKeys
 from liveset.errors import Conflict, DatasetNotFound, OverwriteConflict, SchemaConflict, SessionExpired, VersionExpired
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
 
 __all__ = ["check_rebase", "check_schema"]
 
-_ADDITIVE = frozenset(("append", "attributes", "keys", "replace", "delete", "compact", "tag", "fence"))
+_ADDITIVE = frozenset(("adopt", "append", "attributes", "keys", "replace", "delete", "compact", "tag", "fence"))
 """Commits that leave the samples of an append where they belong; any other may have replaced the dataset."""
 _VERBS: dict[type, tuple[str, str, str]] = {
     Append: ("append to", "samples", "Append"),
     Overwrite: ("overwrite", "samples", "Overwrite"),
     Replace: ("update", "changes", "Update"),
+    Adopt: ("adopt", "chunks", "Adopt it"),
     SetKeys: ("make keys for", "keys", "Make them"),
     Restore: ("restore", "content", "Restore"),
 }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 
-from liveset.errors import NotFound, VersionExpired
+from liveset.errors import VersionExpired
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
-from liveset.snapshot import open_snapshot
-from liveset.storage import Store, version_name
+from liveset.snapshot import entries, open_snapshot
+from liveset.storage import Store
 
 __all__ = ["entries", "entries_since", "find_session", "list_versions", "was_committed"]
 
@@ -29,11 +28,20 @@ def was_committed(store: Store, session: str) -> bool:
     return head is not None and find_session(store, Index.parse(head.data), session) is not None
 
 
-def find_session(store: Store, head: Index, session: str, *, above: int = 0) -> HistoryEntry | None:
-    """The commit of a session, among the versions above a number."""
-    for entry in entries(store, head, above=above):
-        if entry.session == session:
-            return entry
+def find_session(store: Store, head: Index, session: str, *, above: int = 0, to_the_end: bool = True) -> HistoryEntry | None:
+    """The commit of a session, among the versions above a number.
+
+    Where a vacuum has cut the history and the session is not in what is left of it, ``VersionExpired`` is raised ``to_the_end``; otherwise
+    the answer is None, since a writer that asks whether it did its work already must be able to go on after a vacuum.
+    """
+    fence = head.edit.fence if head.edit is not None else None
+    try:
+        for entry in entries(store, head, above=above):
+            if entry.session == session:
+                return entry
+    except VersionExpired as error:
+        if to_the_end or fence is None or fence.keeps(getattr(error, "version", 0)):
+            raise
     return None
 
 
@@ -50,33 +58,3 @@ def entries_since(store: Store, head: Index | None, base: Index | None) -> list[
     if not found or (found[-1].version, found[-1].id) != (base.version, base.id):
         return []
     return found[:-1]
-
-
-def entries(store: Store, head: Index, *, above: int = 0) -> Iterator[HistoryEntry]:
-    """The commits of a head's line above a number, newest first; ``VersionExpired`` where the line is cut before it ends."""
-    index = head
-    while index.edit is not None:
-        listed = (index.edit.entry, *index.edit.history) if index is head else index.edit.history
-        for entry in listed:
-            if entry.version <= above:
-                return
-            yield entry
-        if not listed or listed[-1].version <= max(above + 1, 1):
-            return
-        # A head remembers only its newest ancestors; the oldest of these remembers older ones.
-        index = _archive(store, listed[-1])
-
-
-def _archive(store: Store, entry: HistoryEntry) -> Index:
-    name = version_name(entry.version)
-    try:
-        index = Index.parse(store.read(name), f"{store.url}/{name}")
-    except NotFound as error:
-        raise VersionExpired(
-            f"the history of {store.url} is cut at version {entry.version}: {name} has been removed.", version=entry.version
-        ) from error
-    if index.id != entry.id:
-        raise VersionExpired(
-            f"the history of {store.url} is cut at version {entry.version}: {name} is of another line.", version=entry.version
-        )
-    return index

@@ -86,6 +86,12 @@ class HistoryEntry(NamedTuple):
     message: str = ""
     author: str = ""
 
+    @property
+    def time(self) -> datetime:
+        """``committed_at`` as a time with zone."""
+        time = _time(self.committed_at)
+        return time if time is not None else datetime.fromtimestamp(0, UTC)
+
 
 @dataclass(frozen=True, slots=True)
 class EditStamp:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from liveset.errors import Corrupt, VersionExpired
+from liveset.errors import Corrupt
 from liveset.format import codec
-from liveset.format.chunk import Buffer, Chunk, open_chunk, plain_buffer
+from liveset.format.chunk import Buffer, Chunk, open_chunk
 from liveset.format.index import ChunkRecord
 from liveset.format.schema import Decoder
 from liveset.snapshot import Snapshot
@@ -40,7 +40,7 @@ class OpenChunks:
 
     def _load(self, number: int) -> Chunk:
         record = self._snapshot.index.chunks[number]
-        buffer = self._verified(number, record) if self._verify else self._buffer(number, record)
+        buffer = self._verified(number, record) if self._verify else self._snapshot.chunk_file(number)[1]
         chunk = open_chunk(buffer, record, self._decoder, self._compression)
         held = record.size if self._verify or (self._compression is not None and self._compression.level == "chunk") else 0
         with self._lock:
@@ -54,20 +54,8 @@ class OpenChunks:
                 del self._open[oldest], self._held[oldest]
         return chunk
 
-    def _buffer(self, number: int, record: ChunkRecord) -> Buffer:
-        try:
-            return plain_buffer(self._snapshot.chunk_buffer(number))
-        except VersionExpired:
-            # The old tool inflates whole-file compressed chunks where they lie and deletes the originals.
-            if self._compression is None or self._compression.level != "chunk":
-                raise
-            inflated = record.filename.replace(f".{self._compression.name}", "")
-            if inflated == record.filename:
-                raise
-            return plain_buffer(self._snapshot.store.map(inflated, record.size))
-
     def _verified(self, number: int, record: ChunkRecord) -> Buffer:
-        data = bytes(self._buffer(number, record)[:])
+        data = bytes(self._snapshot.chunk_file(number)[1][:])
         if record.check and codec.checksum(data) != record.check:
             raise Corrupt(f"{record.filename} is damaged: its checksum differs from the index.", file=record.filename)
         return data

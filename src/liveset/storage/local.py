@@ -131,6 +131,16 @@ class LocalStore:
             self._create(path, as_buffers(data))
         self._unsynced.add(os.path.dirname(path))
 
+    def copy(self, source: str, name: str) -> None:
+        """Gives a file a second name; makes a copy where the file system has no hard links."""
+        path = self._path(name)
+        with self._changing(path):
+            self._make_directories(os.path.dirname(path))
+            # A symbolic link would be linked itself, and may be one that another program removes.
+            if os.path.islink(self._path(source)) or not self._link(self._path(source), path):
+                self._create(path, [self.map(source, 0)])
+        self._unsynced.add(os.path.dirname(path))
+
     def write_once(self, name: str, data: bytes) -> None:
         """Creates a file whole; equal bytes under the name are fine, others are ``ForeignEdit``."""
         path = self._path(name)
@@ -289,9 +299,10 @@ class LocalStore:
 
     def _link_head(self, path: str, data: bytes) -> bool:
         """Archives the head as a second name of its file, which is never written again; False where that cannot be done."""
-        if not self._stands(data):
-            return False
-        source = os.path.join(self._root, HEAD)
+        return self._stands(data) and self._link(os.path.join(self._root, HEAD), path)
+
+    def _link(self, source: str, path: str) -> bool:
+        """Gives a file a second name; False where that cannot be done."""
         try:
             fd = os.open(source, _READ)
             try:

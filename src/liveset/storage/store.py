@@ -90,6 +90,9 @@ class Store(Protocol):
     def write(self, name: str, data: Buffer | Sequence[Buffer]) -> None:
         """Writes a file under a name that nothing else ever uses; its bytes are durable on return, its name after the next swap."""
 
+    def copy(self, source: str, name: str) -> None:
+        """Gives the bytes of a file that never changes another unique name too; as durable as ``write``. May share the bytes."""
+
     def write_once(self, name: str, data: bytes) -> None:
         """Creates a file whole; equal bytes under the name are fine, others are ``ForeignEdit``."""
 

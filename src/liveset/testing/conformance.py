@@ -92,6 +92,16 @@ class StoreTests:
             store.write_once("_liveset/versions/00000001.json", b"two")
         assert store.read("_liveset/versions/00000001.json") == b"one"
 
+    def test_a_copy_has_the_bytes_and_outlives_the_original(self, store: Store) -> None:
+        store.write("chunk-0-0.bin", b"bytes")
+        store.copy("chunk-0-0.bin", "chunk-0-0-00ff.bin")
+        with pytest.raises(StorageError):
+            store.copy("chunk-0-0.bin", "chunk-0-0-00ff.bin")
+        store.delete(["chunk-0-0.bin"])
+        assert store.read("chunk-0-0-00ff.bin") == b"bytes"
+        with pytest.raises(NotFound):
+            store.copy("absent.bin", "chunk-0-1-00ff.bin")
+
     def test_archiving_the_head_keeps_its_bytes(self, store: Store) -> None:
         store.swap_head(b"head 1", None)
         head = store.read_head()

@@ -42,6 +42,9 @@ class WrappedStore:
 
         self._call("write", lambda: self.store.write(name, data), half)
 
+    def copy(self, source: str, name: str) -> None:
+        self._call("copy", lambda: self.store.copy(source, name))
+
     def write_once(self, name: str, data: bytes) -> None:
         # "Creates a file whole" is what the contract promises, so a torn call leaves at most a file under another name.
         self._call("write_once", lambda: self.store.write_once(name, data), lambda: self._leftover("00000000", data))

@@ -37,6 +37,9 @@ class MemoryStore:
                 raise StorageError(f"cannot write {self._path(name)}: the file exists", file=self._path(name))
             self._put(name, joined)
 
+    def copy(self, source: str, name: str) -> None:
+        self.write(name, self._get(check_name(source)))
+
     def write_once(self, name: str, data: bytes) -> None:
         with self._lock:
             if check_name(name) not in self.files:

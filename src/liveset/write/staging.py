@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from liveset.edit.keyfiles import KEYS
 from liveset.storage import PRIVATE, Store
+from liveset.write.checkpoint import STAGED
 
 
 class Staging:
@@ -49,7 +50,8 @@ class Staging:
         Args:
             folder: another folder of the dataset that is ours.
         """
-        for path in ([] if folder is None else [os.path.join(self._store.url, folder)]) + self._folders:
+        ours = [] if folder is None else [os.path.join(self._store.url, folder), os.path.join(self._store.url, STAGED)]
+        for path in ours + self._folders:
             with suppress(OSError):
                 os.rmdir(path)
 

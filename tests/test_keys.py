@@ -1,0 +1,371 @@
+"""Keys: written with a dataset, added to one, looked up from anywhere, and never wrong."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from liveset import StreamingDataset, build_keys_index, optimize
+from liveset.edit import keyfiles
+from liveset.errors import DuplicateKeys, KeyConflict, KeyNotFound, KeysExist, OverwriteConflict, PositionOutOfRange, SampleError
+from tests.support.writing import write_dataset
+
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def play(i: int) -> dict[str, Any]:
+    return {"id": f"play-{i}", "n": i, "meta": {"uid": i * 10}}
+
+
+@pytest.fixture
+def plays(tmp_path: Path) -> Path:
+    """Ten plays in chunks of four, keyed by their id."""
+    optimize(play, range(10), tmp_path / "plays", chunk_size=4, key_fn="id", num_workers=1)
+    return tmp_path / "plays"
+
+
+def append(path: Path, numbers: Any, **options: Any) -> None:
+    optimize(play, numbers, path, mode="append", num_workers=1, **options)
+
+
+def test_entities_are_read_by_key(plays: Path) -> None:
+    ds = StreamingDataset(plays)
+    for i in range(10):
+        assert ds[f"play-{i}"] == ds.get_by_key(f"play-{i}".encode()) == ds[i] == play(i)
+        assert ds.key_at(i) == f"play-{i}"
+    assert ds.key_at(-1) == "play-9"
+    assert "play-3" in ds.keys
+    assert "play-10" not in ds.keys
+    assert len(ds.keys) == 10
+    assert list(ds.keys) == [f"play-{i}" for i in range(10)]
+    assert ds.get_by_keys(["play-9", "play-0", "play-9"]) == [play(9), play(0), play(9)]
+    assert ds.get_by_keys([]) == []
+    with pytest.raises(PositionOutOfRange):
+        ds.key_at(10)
+
+
+def test_transforms_and_fields_apply_to_lookups(plays: Path) -> None:
+    assert StreamingDataset(plays, fields=["n"], transform=lambda row: row["n"] + 1)["play-4"] == 5
+
+
+def test_wrong_keys_say_what_is_wrong(plays: Path) -> None:
+    ds = StreamingDataset(plays)
+    with pytest.raises(KeyNotFound, match="no sample with the key 'nope'"):
+        ds["nope"]
+    with pytest.raises(KeyNotFound, match=r"are text, not int"):
+        ds.get_by_key(3)
+    with pytest.raises(KeyNotFound, match="are text, not int"):
+        ds.get_by_keys([3])
+    with pytest.raises(KeyError, match="'a', 'b'"):
+        ds.get_by_keys(["play-1", "a", "b"])
+    for wrong in (True, 1.5, None, ("play-1",)):
+        with pytest.raises(TypeError, match="Unsupported key type"):
+            ds.get_by_key(wrong)
+
+
+def test_int_keys(tmp_path: Path) -> None:
+    optimize(play, range(10), tmp_path, chunk_size=4, key_fn="meta.uid", num_workers=1)
+    ds = StreamingDataset(tmp_path)
+    assert ds.get_by_key(70) == ds.get_by_key(np.int16(70)) == play(7)
+    assert ds[7] == play(7)  # an integer in brackets stays a position
+    assert ds.keys.kind is int
+    with pytest.raises(KeyNotFound, match="are integers, not str"):
+        ds["70"]
+
+
+def test_a_dataset_without_keys_says_how_to_make_them(tmp_path: Path) -> None:
+    write_dataset(tmp_path, [play(0)])
+    ds = StreamingDataset(tmp_path)
+    for act in (lambda: ds["play-0"], lambda: ds.get_by_key(1), lambda: ds.keys, lambda: ds.key_at(0)):
+        with pytest.raises(KeyError, match=r"Keyed access requires a keys/ index.*build_keys_index"):
+            act()
+
+
+def test_a_part_answers_only_for_its_own_samples(plays: Path) -> None:
+    ds = StreamingDataset(plays)
+    part = ds.subset([8, 2, 3])
+    assert part["play-8"] == play(8)
+    assert list(part.keys) == ["play-8", "play-2", "play-3"]
+    assert part.key_at(1) == "play-2"
+    assert len(part.keys) == 3
+    assert "play-5" not in part.keys
+    for act in (lambda: part["play-5"], lambda: part.get_by_keys(["play-2", "play-5"])):
+        with pytest.raises(KeyError, match="play-5"):
+            act()
+    half = StreamingDataset(plays, subsample=0.5, shuffle=True, seed=3)
+    for i in range(10):
+        if f"play-{i}" in half.keys:
+            assert half[f"play-{i}"] == play(i)
+        else:
+            with pytest.raises(KeyError):
+                half[f"play-{i}"]
+    assert sum(f"play-{i}" in half.keys for i in range(10)) == 5
+    twice = StreamingDataset(plays, subsample=2.0)
+    assert twice["play-9"] == play(9)
+
+
+def test_published_shards_have_the_columns_of_the_format(plays: Path) -> None:
+    table = pq.read_table(plays / "keys" / "shard-00000.parquet")
+    assert table.column_names == ["key", "index", "chunk_index", "chunk_offset"]
+    rows = table.to_pylist()
+    assert [row["key"] for row in rows] == sorted(f"play-{i}" for i in range(10))
+    assert all(row["index"] == row["chunk_offset"] == int(row["key"][5:]) and row["chunk_index"] == row["index"] // 4 for row in rows)
+    assert json.loads((plays / "index.json").read_bytes())["keys"] == {"version": 1, "num_shards": 1, "sharding": "none", "field": "id"}
+
+
+def test_shards(tmp_path: Path) -> None:
+    optimize(play, range(100), tmp_path, key_fn="id", num_shards=4, num_workers=1)
+    shards = [pq.read_table(tmp_path / "keys" / f"shard-0000{i}.parquet")["key"].to_pylist() for i in range(4)]
+    assert sorted(key for keys in shards for key in keys) == sorted(f"play-{i}" for i in range(100))
+    assert all(shards)
+    assert json.loads((tmp_path / "index.json").read_bytes())["keys"]["sharding"] == "hash"
+    with pytest.raises(ValueError, match="num_shards must be >= 1"):
+        optimize(play, range(1), tmp_path / "x", key_fn="id", num_shards=0)
+
+
+# --- growing ------------------------------------------------------------------------------------------------------------
+
+
+def test_append_extends_the_keys_by_the_remembered_field(plays: Path) -> None:
+    before = StreamingDataset(plays)
+    append(plays, range(10, 15))
+    ds = StreamingDataset(plays)
+    assert [ds[f"play-{i}"] for i in range(15)] == [play(i) for i in range(15)]
+    assert list(ds.keys) == [f"play-{i}" for i in range(15)]
+    assert len(ds.keys) == 15
+    assert "play-12" not in before.keys
+
+
+def test_append_with_a_function_must_be_given_one_again(tmp_path: Path) -> None:
+    optimize(play, range(4), tmp_path, key_fn=lambda sample: sample["id"], num_workers=1)
+    with pytest.raises(ValueError, match="key_fn="):
+        append(tmp_path, range(4, 8))
+    append(tmp_path, range(4, 8), key_fn=lambda sample: sample["id"])
+    assert StreamingDataset(tmp_path)["play-7"] == play(7)
+
+
+def test_append_cannot_mix_samples_with_and_without_keys(tmp_path: Path, plays: Path) -> None:
+    write_dataset(tmp_path / "bare", [play(0)])
+    with pytest.raises(ValueError, match="build_keys_index"):
+        append(tmp_path / "bare", range(1, 3), key_fn="id")
+    with pytest.raises(ValueError, match="'id', not in 'meta.uid'"):
+        append(plays, range(10, 12), key_fn="meta.uid")
+    assert len(StreamingDataset(plays)) == 10
+
+
+def test_many_appends_keep_few_tables(plays: Path) -> None:
+    for start in range(10, 50, 2):
+        append(plays, range(start, start + 2))
+    ds = StreamingDataset(plays)
+    assert [ds[f"play-{i}"] for i in range(50)] == [play(i) for i in range(50)]
+    edit = json.loads((plays / "index.json").read_bytes())["edit"]
+    assert len(edit["key_files"]["deltas"]) <= keyfiles.MAX_DELTAS
+    assert edit["key_files"]["count"] == 50
+
+
+def test_overwrite_leaves_no_stale_keys(plays: Path) -> None:
+    optimize(play, range(20, 23), plays, mode="overwrite", num_workers=1)
+    with pytest.raises(KeyError):
+        StreamingDataset(plays)["play-1"]
+    assert not list((plays / "keys").glob("*"))  # an old tool would believe them
+    assert StreamingDataset(plays, version=1)["play-1"] == play(1)
+    optimize(play, range(30, 33), plays, mode="overwrite", key_fn="id", num_workers=1)
+    assert list(StreamingDataset(plays).keys) == ["play-30", "play-31", "play-32"]
+    assert pq.read_table(plays / "keys" / "shard-00000.parquet")["key"].to_pylist() == ["play-30", "play-31", "play-32"]
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_duplicates_in_a_run_are_named_and_change_nothing(plays: Path, workers: int) -> None:
+    before = files(plays)
+    with pytest.raises(DuplicateKeys, match=r"Duplicate keys are not allowed in the keys sidecar.*play-77") as caught:
+        optimize(lambda i: play(77 if i in (1, 9) else 100 + i), range(10), plays, mode="append", num_workers=workers)
+    assert caught.value.keys == ("play-77",)
+    assert isinstance(caught.value, ValueError)
+    assert files(plays) == before
+
+
+def test_keys_that_the_dataset_has_are_named_and_change_nothing(plays: Path) -> None:
+    append(plays, range(10, 12))
+    before = files(plays)
+    with pytest.raises(KeyConflict, match=r"'play-3', 'play-11' occur in the dataset already") as caught:
+        optimize(play, [50, 3, 11, 51], plays, mode="append", num_workers=1)
+    assert caught.value.keys == ("play-3", "play-11")
+    assert files(plays) == before
+
+
+def test_keys_that_cannot_be_keys_name_input_and_field(tmp_path: Path) -> None:
+    for wrong in (None, 1.5, True):
+        with pytest.raises(SampleError, match=r"input 2.*'id'.*Unsupported key type"):
+            optimize(lambda i, wrong=wrong: {"id": "a" if i < 2 else wrong, "i": i}, range(3), tmp_path / "ds", key_fn="id", num_workers=1)
+    with pytest.raises(SampleError, match=r"input 0.*no field 'name'"):
+        optimize(play, range(3), tmp_path / "ds", key_fn="name", num_workers=1)
+    with pytest.raises(Exception, match=r"Unsupported key type.*mixed"):
+        optimize(lambda i: {"id": i or "x"}, range(3), tmp_path / "ds", key_fn="id", num_workers=1)
+    assert not (tmp_path / "ds").exists()
+
+
+def test_an_empty_dataset_may_get_keys_later(tmp_path: Path) -> None:
+    optimize(lambda i: None, range(3), tmp_path, key_fn="id", num_workers=1)
+    assert len(StreamingDataset(tmp_path).keys) == 0
+    append(tmp_path, range(3), key_fn="id")
+    assert StreamingDataset(tmp_path)["play-2"] == play(2)
+
+
+def test_idle_workers_and_empty_shares(tmp_path: Path) -> None:
+    optimize(lambda i: play(i) if i % 2 else None, range(5), tmp_path, key_fn="id", num_workers=4)
+    assert list(StreamingDataset(tmp_path).keys) == ["play-1", "play-3"]
+
+
+def test_widened_chunks_keep_their_keys(tmp_path: Path) -> None:
+    optimize(lambda i: {"id": f"k{i}", "v": None if i == 7 else i}, range(8), tmp_path, chunk_size=2, key_fn="id", num_workers=2)
+    ds = StreamingDataset(tmp_path)
+    assert [ds[f"k{i}"]["v"] for i in range(8)] == [0, 1, 2, 3, 4, 5, 6, None]
+
+
+def test_a_resumed_run_finds_the_keys_of_what_was_finished(tmp_path: Path) -> None:
+    def failing(i: int) -> dict[str, Any]:
+        if i == 7 and not (tmp_path / "mended").exists():
+            raise RuntimeError("not yet")
+        return play(i)
+
+    options: dict[str, Any] = {"chunk_size": 2, "key_fn": "id", "use_checkpoint": True, "num_workers": 1}
+    with pytest.raises(RuntimeError, match="not yet"):
+        optimize(failing, range(10), tmp_path / "ds", **options)
+    (tmp_path / "mended").touch()
+    optimize(failing, range(10), tmp_path / "ds", **options)
+    ds = StreamingDataset(tmp_path / "ds")
+    assert [ds[f"play-{i}"] for i in range(10)] == [play(i) for i in range(10)]
+
+
+# --- adding keys ---------------------------------------------------------------------------------------------------------
+
+
+def test_keys_for_a_dataset_without(tmp_path: Path) -> None:
+    write_dataset(tmp_path, map(play, range(10)))
+    assert build_keys_index(tmp_path, "id", verbose=False) == str(tmp_path / "keys")
+    ds = StreamingDataset(tmp_path)
+    assert [ds[f"play-{i}"] for i in range(10)] == [play(i) for i in range(10)]
+    with pytest.raises(KeysExist, match="Key index already exists under") as caught:
+        build_keys_index(tmp_path, "id")
+    assert isinstance(caught.value, FileExistsError)
+    build_keys_index(tmp_path, lambda sample: sample["meta"]["uid"], overwrite=True, num_shards=2)
+    assert StreamingDataset(tmp_path).get_by_key(30) == play(3)
+    assert len(list((tmp_path / "keys").iterdir())) == 2
+    with pytest.raises(KeyError):
+        StreamingDataset(tmp_path, version=1)["play-3"]
+    assert StreamingDataset(tmp_path, version=2)["play-3"] == play(3)
+
+
+def test_building_keys_fails_clearly_and_changes_nothing(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "ds", [play(0), play(1), play(0)])
+    before = files(tmp_path / "ds")
+    with pytest.raises(DuplicateKeys, match="play-0"):
+        build_keys_index(tmp_path / "ds", "id")
+    with pytest.raises(ValueError, match="num_shards must be >= 1"):
+        build_keys_index(tmp_path / "ds", "id", num_shards=0)
+    with pytest.raises(SampleError, match="no field 'name'") as caught:
+        build_keys_index(tmp_path / "ds", "name")
+    assert "position 0" in caught.value.__notes__[0]
+    with pytest.raises(ZeroDivisionError):
+        build_keys_index(tmp_path / "ds", lambda sample: 1 / sample["n"])
+    with pytest.raises(FileNotFoundError):
+        build_keys_index(tmp_path / "nowhere", "id")
+    assert files(tmp_path / "ds") == before
+
+
+def test_keys_of_a_foreign_store_are_read_and_taken_over_by_an_append(plays: Path, tmp_path: Path) -> None:
+    # What another program leaves: chunks, a plain index, Parquet shards.
+    foreign = tmp_path / "foreign"
+    shutil.copytree(plays, foreign, ignore=shutil.ignore_patterns("_liveset"))
+    index = json.loads((foreign / "index.json").read_bytes())
+    del index["edit"], index["keys"]["field"]
+    for chunk in index["chunks"]:
+        for name in ("id", "check", "head_check"):
+            del chunk[name]
+    (foreign / "index.json").unlink()
+    (foreign / "index.json").write_text(json.dumps(index))
+    ds = StreamingDataset(foreign)
+    assert ds.version == 0
+    assert [ds[f"play-{i}"] for i in range(10)] == [play(i) for i in range(10)]
+    assert list(ds.keys) == [f"play-{i}" for i in range(10)]
+    assert len(ds.keys) == 10
+    with pytest.raises(KeyError, match="are text"):
+        ds.get_by_key(1)
+    with pytest.raises(KeyError, match="nope"):
+        ds["nope"]
+    with pytest.raises(KeyConflict, match="play-4"):
+        append(foreign, [4], key_fn="id")
+    append(foreign, range(10, 12), key_fn="id")
+    ds = StreamingDataset(foreign)
+    assert [ds[f"play-{i}"] for i in range(12)] == [play(i) for i in range(12)]
+
+
+# --- from anywhere -------------------------------------------------------------------------------------------------------
+
+
+def _look_up(ds: Any) -> list[Any]:
+    return [ds[f"play-{i}"] for i in range(10)]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_lookups_work_in_processes_after_lookups_in_the_parent(plays: Path, method: str) -> None:
+    ds = StreamingDataset(plays)
+    assert ds["play-1"] == play(1)
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        assert pool.map(_look_up, [ds, ds, ds]) == [[play(i) for i in range(10)]] * 3
+
+
+def test_lookups_work_in_threads(plays: Path) -> None:
+    ds = StreamingDataset(plays)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda i: ds[f"play-{i % 10}"]["n"], range(1000))) == [i % 10 for i in range(1000)]
+
+
+def test_copies_look_up_in_the_same_version(plays: Path) -> None:
+    ds = StreamingDataset(plays).subset(range(6))
+    append(plays, range(10, 12))
+    for other in (pickle.loads(pickle.dumps(ds)), ds):
+        assert other["play-5"] == play(5)
+        assert "play-7" not in other.keys
+
+
+def _append_shifted(path: str, start: int, barrier: Any) -> str:
+    barrier.wait(30)
+    try:
+        optimize(play, range(start, start + 5), path, mode="append", num_workers=1)
+    except KeyConflict as error:
+        return ",".join(map(str, error.keys))
+    except OverwriteConflict as error:
+        return str(error)
+    return "done"
+
+
+def test_racing_appends_keep_keys_unique(plays: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, context.Pool(4) as pool:
+        barrier = manager.Barrier(4)
+        # Three writers bring the same new keys, one brings others.
+        results = pool.starmap(_append_shifted, [(str(plays), start, barrier) for start in (100, 100, 102, 200)])
+    ds = StreamingDataset(plays)
+    listed = list(ds.keys)
+    assert len(set(listed)) == len(listed) == len(ds)
+    assert [sample["id"] for sample in ds] == listed
+    assert results[3] == "done"
+    assert results[:3].count("done") == 1
+    assert sum(result == "done" for result in results) * 5 + 10 == len(ds)
+    tables = {f"_liveset/keys/{name}" for name in os.listdir(plays / "_liveset" / "keys")}
+    named = json.loads((plays / "index.json").read_bytes())["edit"]["key_files"]
+    assert tables == {*named["base"], *named["deltas"]}
