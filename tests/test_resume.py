@@ -100,10 +100,11 @@ def test_a_killed_worker(tmp_path: Path, again: int) -> None:
     kept = chunks(out)
     optimize(Work(tmp_path / "calls"), range(100), out, use_checkpoint=True, chunk_size=5, num_workers=again)
     assert read(out) == samples(100)
-    assert kept.items() <= chunks(out).items()
+    assert all(chunks(out).get(name, data) == data for name, data in kept.items())
     calls = work.calls()
     assert set(calls) == set(range(100))
-    assert all(count == 1 for i, count in calls.items() if i < 85)  # but for the chunk that was being filled
+    # But for the chunk that was being filled, and the one before it, which was being written.
+    assert all(count == 1 for i, count in calls.items() if i < 80)
     assert clean(out)
 
 
@@ -140,7 +141,7 @@ def test_the_whole_run_is_killed(tmp_path: Path, workers: int) -> None:
     assert all(after[name] == data for name, data in kept.items() if name in after)
     calls = Counter(map(int, log.read_text().split()))
     assert sorted(calls) == list(range(100))
-    assert calls.total() < 100 + 5 * 2 + 5  # the chunks that were being filled, and one that was being written
+    assert calls.total() <= 100 + 2 * workers * 5  # in each worker a chunk was being filled, and one being written
     assert not (out / "_liveset" / "staged").exists()
 
 
@@ -184,25 +185,21 @@ def test_many_breaks(tmp_path: Path) -> None:
         for part in range(i % 4):
             yield {"id": i, "part": part}
 
-    def broken(at: int) -> Callable[[int], Any]:
+    def broken(bad: set[int]) -> Callable[[int], Any]:
         def wrapped(i: int) -> Iterator[dict[str, int]]:
             for number, sample in enumerate(fn(i)):
-                if i == at and number == 1:
+                if i in bad and number == 1:
                     raise ValueError("broken")
                 yield sample
 
         return wrapped
 
-    breaks = 0
-    for at in (95, 50, 23, 75, 78, 90, 11, 82, 83, 86):  # most of them are reached: some worker is about there
-        try:
-            optimize(broken(at), range(100), out, use_checkpoint=True, chunk_size=7, num_workers=dice.choice([1, 2, 3]))
-            break
-        except WorkerError:
-            breaks += 1
-    else:
-        optimize(fn, range(100), out, use_checkpoint=True, chunk_size=7, num_workers=2)
-    assert breaks >= 2
+    bad = {11, 23, 50, 75, 78, 90, 95}
+    while bad:
+        with pytest.raises(WorkerError, match="Failed processing item"):
+            optimize(broken(bad), range(100), out, use_checkpoint=True, chunk_size=7, num_workers=dice.choice([1, 2, 3]))
+        bad.remove(dice.choice(sorted(bad)))
+    optimize(fn, range(100), out, use_checkpoint=True, chunk_size=7, num_workers=2)
     assert read(out) == [{"id": i, "part": part} for i in range(100) for part in range(i % 4)]
     assert clean(out)
 
