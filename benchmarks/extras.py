@@ -21,7 +21,7 @@ import sys, time
 from benchmarks.kinds import small
 import liveset
 started = time.perf_counter()
-liveset.optimize(fn=small, inputs=range(1000), output_dir=sys.argv[1], num_workers=2, verbose=False)
+liveset.optimize(fn=small, inputs=range(1000), output_dir=sys.argv[1], verbose=False)
 read = sum(1 for _ in liveset.StreamingDataset(sys.argv[1]))
 assert read == 1000
 print((time.perf_counter() - started) * 1e3)

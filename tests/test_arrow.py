@@ -1,6 +1,10 @@
+from __future__ import annotations
+
 import io
 import struct
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +16,7 @@ from liveset.format.arrow import ArrowChunk, is_arrow
 pa = pytest.importorskip("pyarrow", exc_type=ImportError)
 
 
-def pack(table, *, batch=256, codec=None, stream=False, schema=None):
+def pack(table: Any, *, batch: int = 256, codec: str | None = None, stream: bool = False, schema: Any = None) -> bytes:
     """Return a chunk file as the old tool lays it out."""
     table = pa.Table.from_pylist(table, schema=schema) if isinstance(table, list) else table
     sink = io.BytesIO()
@@ -22,7 +26,7 @@ def pack(table, *, batch=256, codec=None, stream=False, schema=None):
     return wrap(sink.getvalue(), len(table))
 
 
-def wrap(blob, count):
+def wrap(blob: bytes, count: int) -> bytes:
     start = 4 + 4 * (count + 1)
     return struct.pack(f"<{count + 2}I", count, *[start] * (count + 1)) + blob + struct.pack("<I", len(blob)) + b"LDARW01\0"
 
@@ -43,7 +47,7 @@ ROWS = [
 FORMS = [{"stream": s, "codec": c, "batch": b} for s in (False, True) for c in (None, "zstd", "lz4") for b in (256, 100)]
 
 
-def test_vector():
+def test_vector() -> None:
     data = pack([{"a": 1}, {"a": 2}])
     assert data[:16] == bytes.fromhex("02000000 10000000 10000000 10000000")
     assert data[16:24] == b"ARROW1\0\0"
@@ -55,7 +59,7 @@ def test_vector():
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_rows_read_back_equal(form):
+def test_rows_read_back_equal(form: dict[str, Any]) -> None:
     chunk = ArrowChunk(pack(ROWS, **form), len(ROWS), "f")
     assert list(chunk.iterate(0, 600)) == ROWS
     assert list(chunk.iterate(250, 515)) == ROWS[250:515]
@@ -69,7 +73,7 @@ def test_rows_read_back_equal(form):
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.booleans(), st.data())
-def test_batches_of_any_size(sizes, stream, source):
+def test_batches_of_any_size(sizes: list[int], stream: bool, source: st.DataObject) -> None:
     rows = [{"i": i, "t": str(i)} for i in range(sum(sizes))]
     schema = pa.schema([("i", pa.int64()), ("t", pa.string())])
     sink = io.BytesIO()
@@ -87,7 +91,7 @@ def test_batches_of_any_size(sizes, stream, source):
 
 
 @pytest.mark.parametrize("form", FORMS[:3] + FORMS[6:8], ids=str)
-def test_only_some_fields(form):
+def test_only_some_fields(form: dict[str, Any]) -> None:
     chunk = ArrowChunk(pack(ROWS, **form), 600, "f", fields=["s", "id", "absent"])
     assert chunk.columns == ["id", "s"]
     assert chunk.read(300) == {"id": "r300", "s": ROWS[300]["s"]}
@@ -99,7 +103,7 @@ def test_only_some_fields(form):
     assert list(ArrowChunk(pack(ROWS, **form), 600, "f", fields=[]).iterate(0, 2)) == [{}, {}]
 
 
-def test_other_fields_are_not_decoded():
+def test_other_fields_are_not_decoded() -> None:
     # Two columns, compressed; the frames of the second one are destroyed.
     table = pa.table({"good": pa.array(range(300)), "bad": pa.array(["x" * 500 + str(i) for i in range(300)])})
     data = bytearray(pack(table, codec="zstd"))
@@ -112,7 +116,7 @@ def test_other_fields_are_not_decoded():
         list(ArrowChunk(bytes(data), 300, "f").iterate(0, 300))
 
 
-def test_types_that_the_old_tool_does_not_write():
+def test_types_that_the_old_tool_does_not_write() -> None:
     schema = pa.schema([("m", pa.map_(pa.string(), pa.int32())), ("lb", pa.large_binary()), ("d", pa.dictionary(pa.int8(), pa.string()))])
     rows = [{"m": {"a": 1, "b": None}, "lb": b"x", "d": "k"}, {"m": None, "lb": None, "d": None}, {"m": {}, "lb": b"", "d": "k"}]
     for stream in (False, True):
@@ -122,13 +126,13 @@ def test_types_that_the_old_tool_does_not_write():
     assert ArrowChunk(pack(twice), 1).read(0) == {"m": [("a", 1), ("a", 2)]}
 
 
-def test_a_body_before_the_rows_is_ignored():
+def test_a_body_before_the_rows_is_ignored() -> None:
     data = pack(ROWS[:2])
     body = struct.pack("<4I", 2, 16, 17, 18) + b"xy" + data[16:]
     assert ArrowChunk(body, 2).read(1) == ROWS[1]
 
 
-def test_any_buffer(tmp_path):
+def test_any_buffer(tmp_path: Path) -> None:
     data = pack(ROWS[:3])
     for buffer in (bytearray(data), memoryview(data)):
         assert is_arrow(buffer)
@@ -155,7 +159,7 @@ TAIL = len(GOOD) - 12
     ],
     ids=range(10),
 )
-def test_damaged_chunks(data, count):
+def test_damaged_chunks(data: bytes, count: int) -> None:
     with pytest.raises(Corrupt, match=r"chunk-0-0\.bin") as caught:
         ArrowChunk(data, count, "chunk-0-0.bin").read(0)
     assert caught.value.file == "chunk-0-0.bin"
@@ -165,7 +169,7 @@ SMALL = pack([{"i": i, "t": "x" * i, "l": [i] * i} for i in range(6)])
 
 
 @given(st.integers(0, len(SMALL) - 1), st.integers(0, 255))
-def test_any_byte_changed_gives_rows_or_corrupt(at, value):
+def test_any_byte_changed_gives_rows_or_corrupt(at: int, value: int) -> None:
     data = bytearray(SMALL)
     data[at] = value
     try:
@@ -175,11 +179,11 @@ def test_any_byte_changed_gives_rows_or_corrupt(at, value):
     assert len(rows) == 6
 
 
-def test_threads_read_at_once():
+def test_threads_read_at_once() -> None:
     chunk = ArrowChunk(pack(ROWS, codec="zstd", batch=50), 600)
-    failures = []
+    failures: list[int] = []
 
-    def work(start):
+    def work(start: int) -> None:
         for i in range(200):
             slot = (start + i * 37) % 600
             if chunk.read(slot) != ROWS[slot]:
@@ -193,7 +197,7 @@ def test_threads_read_at_once():
     assert not failures
 
 
-def test_without_pyarrow(monkeypatch):
+def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     assert is_arrow(GOOD)
     with pytest.raises(MissingDependency, match="pip install pyarrow"):

@@ -1,6 +1,9 @@
+from __future__ import annotations
+
 import contextlib
 import random
 import threading
+from typing import Any
 
 import pytest
 import zstandard
@@ -21,28 +24,32 @@ from liveset.format.codec import Compression
         (("zstd:22", "chunk"), ("zstd:22", None, None)),
     ],
 )
-def test_parse_and_config(arguments, config):
+def test_parse_and_config(arguments: tuple[Any, ...], config: Any) -> None:
     compression = Compression.parse(*arguments)
+    assert compression is not None
     written = compression.to_config()
     assert written == {"compression": config[0], "compression_level": config[1], "compression_batch_size": config[2]}
     assert Compression.from_config(written) == compression
 
 
-def test_no_compression():
+def test_no_compression() -> None:
     assert Compression.parse(None) is None
     assert Compression.parse(None, "batch") is None
     assert Compression.from_config({"compression": None, "compression_level": "batch"}) is None
     assert Compression.from_config({}) is None
 
 
-def test_loaders_that_need_whole_files():
-    assert Compression.parse("zstd", item_loader="TokensLoader").level == "chunk"
-    assert Compression.parse("zstd", encrypted=True).level == "chunk"
+def test_loaders_that_need_whole_files() -> None:
+    whole = Compression("zstd", "chunk")
+    assert Compression.parse("zstd", item_loader="TokensLoader") == whole
+    assert Compression.parse("zstd", encrypted=True) == whole
 
 
-def test_older_configs_are_read():
+def test_older_configs_are_read() -> None:
     assert Compression.from_config({"compression": "zstd"}) == Compression("zstd", "chunk")
-    assert Compression.from_config({"compression": "zstd:3", "compression_level": "chunk"}).zstd_level == 3
+    older = Compression.from_config({"compression": "zstd:3", "compression_level": "chunk"})
+    assert older is not None
+    assert older.zstd_level == 3
     assert Compression("zstd").zstd_level == 4
 
 
@@ -64,19 +71,19 @@ def test_older_configs_are_read():
         (("zstd", "batch"), {"encrypted": True}, "does not support encryption"),
     ],
 )
-def test_arguments_without_meaning(arguments, options, phrase):
+def test_arguments_without_meaning(arguments: tuple[Any, ...], options: dict[str, Any], phrase: str) -> None:
     with pytest.raises(ValueError, match=phrase):
         Compression.parse(*arguments, **options)
 
 
 @pytest.mark.parametrize("config", [{"compression": "gzip"}, {"compression": 3}, {"compression": "zstd", "compression_level": "row"}])
-def test_unknown_config(config):
+def test_unknown_config(config: Any) -> None:
     with pytest.raises(UnsupportedFormat):
         Compression.from_config(config)
 
 
 @given(st.binary(max_size=2000), st.sampled_from(["zstd", "zstd:1", "zstd:9"]))
-def test_frames_round_trip(data, name):
+def test_frames_round_trip(data: bytes, name: str) -> None:
     frame = codec.compress(data, Compression(name))
     assert codec.is_frame(frame)
     assert zstandard.frame_content_size(frame) == len(data)
@@ -84,17 +91,17 @@ def test_frames_round_trip(data, name):
     assert codec.decompress(memoryview(frame), size=len(data)) == data
 
 
-def test_level_is_used():
+def test_level_is_used() -> None:
     data = random.Random(1).randbytes(20_000).hex().encode()
     assert codec.compress(data, Compression("zstd:19")) != codec.compress(data, Compression("zstd:1"))
 
 
-def unsized(data):
+def unsized(data: bytes) -> bytes:
     compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     return compressor.compress(data) + compressor.flush()
 
 
-def test_frames_without_a_size_are_read():
+def test_frames_without_a_size_are_read() -> None:
     data = bytes(300_000)
     frame = unsized(data)
     assert zstandard.frame_content_size(frame) == -1
@@ -110,7 +117,7 @@ def test_frames_without_a_size_are_read():
         codec.decompress(frame, size=len(data) + 1)
 
 
-def test_a_frame_cannot_fill_the_memory():
+def test_a_frame_cannot_fill_the_memory() -> None:
     huge = zstandard.ZstdCompressor().compress(bytes(50_000_000))
     assert len(huge) < 10_000
     with pytest.raises(Corrupt, match="50,000,000"):
@@ -121,13 +128,13 @@ def test_a_frame_cannot_fill_the_memory():
 
 
 @pytest.mark.parametrize("data", [b"", b"abcd", codec.ZSTD_MAGIC, codec.ZSTD_MAGIC + b"\0" * 20])
-def test_what_is_no_frame(data):
+def test_what_is_no_frame(data: bytes) -> None:
     with pytest.raises(Corrupt):
         codec.decompress(data)
 
 
 @given(st.binary(min_size=20, max_size=300), st.data())
-def test_damage_never_raises_anything_else(data, source):
+def test_damage_never_raises_anything_else(data: bytes, source: st.DataObject) -> None:
     frame = bytearray(codec.compress(data))
     frame[source.draw(st.integers(0, len(frame) - 1))] = source.draw(st.integers(0, 255))
     with contextlib.suppress(Corrupt):
@@ -136,7 +143,7 @@ def test_damage_never_raises_anything_else(data, source):
         codec.decompress(codec.compress(data)[: source.draw(st.integers(0, len(codec.compress(data)) - 1))])
 
 
-def test_inflate_checks_the_size():
+def test_inflate_checks_the_size() -> None:
     frame = codec.compress(b"abcdef")
     assert codec.inflate(frame, size=6, file="f") == b"abcdef"
     assert codec.inflate(frame, size=5, file="f") == b"abcdef"
@@ -144,11 +151,11 @@ def test_inflate_checks_the_size():
         codec.inflate(frame, size=7, file="f")
 
 
-def test_contexts_are_per_thread():
+def test_contexts_are_per_thread() -> None:
     data = [random.Random(i).randbytes(50_000) for i in range(4)]
-    failures = []
+    failures: list[int] = []
 
-    def work(number):
+    def work(number: int) -> None:
         results = [codec.decompress(codec.compress(data[number])) for _ in range(20)]
         failures.extend(number for result in results if result != data[number])
 
@@ -160,14 +167,14 @@ def test_contexts_are_per_thread():
     assert not failures
 
 
-def test_checksum_vectors():
+def test_checksum_vectors() -> None:
     # xxh3_64 of nothing and of "abc", as published for XXH3.
     assert codec.checksum(b"") == "xxh3:2d06800538d394c2"
     assert codec.checksum(b"abc") == "xxh3:78af5f94892f3950"
 
 
 @given(st.lists(st.binary(max_size=300), max_size=5))
-def test_checksum_of_pieces(pieces):
+def test_checksum_of_pieces(pieces: list[bytes]) -> None:
     whole = codec.checksum(b"".join(pieces))
     assert codec.checksum(pieces) == whole
     assert codec.checksum(map(memoryview, pieces)) == whole
@@ -176,6 +183,6 @@ def test_checksum_of_pieces(pieces):
     assert not codec.verify([*pieces, b"x"], whole)
 
 
-def test_unknown_checksum():
+def test_unknown_checksum() -> None:
     with pytest.raises(UnsupportedFormat, match="crc32c"):
         codec.verify(b"", "crc32c:00000000")

@@ -186,9 +186,7 @@ def test_threads_read_the_right_samples(ten: Path) -> None:
     wrong: list[Any] = []
 
     def read(seed: int) -> None:
-        for i in np.random.default_rng(seed).integers(0, 2000, 3000).tolist():
-            if ds[i]["i"] != i:
-                wrong.append(i)
+        wrong.extend(i for i in np.random.default_rng(seed).integers(0, 2000, 3000).tolist() if ds[i]["i"] != i)
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
     for thread in threads:
@@ -292,7 +290,7 @@ def test_a_truncated_chunk_never_yields_a_wrong_sample(tmp_path: Path, compressi
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_one_flipped_bit_in_header_or_lengths_never_yields_a_sample(tmp_path: Path, compression: Compression | None) -> None:
-    rows = [{"i": i, "b": b"x" * i, "a": np.zeros((1, i), np.int8)} for i in range(4)]
+    rows: list[dict[str, Any]] = [{"i": i, "b": b"x" * i, "a": np.zeros((1, i), np.int8)} for i in range(4)]
     write_dataset(tmp_path / "ds", rows, compression=compression)
     (chunk,) = (tmp_path / "ds").glob("chunk-*")
     whole = bytearray(chunk.read_bytes())
@@ -305,10 +303,13 @@ def test_one_flipped_bit_in_header_or_lengths_never_yields_a_sample(tmp_path: Pa
             read_all(tmp_path / "ds", verify_reads=True)
         if compression is not None:
             continue
+        told: FormatError | None = None
         try:
             read = read_all(tmp_path / "ds")
         except FormatError as error:
-            assert chunk.name in str(error)
+            told = error
+        if told is not None:
+            assert chunk.name in str(told)
         else:  # only payload bytes may come back changed, and never their lengths
             assert [len(row["b"]) for row in read] == [len(row["b"]) for row in expected]
             assert [row["a"].nbytes for row in read] == [row["a"].nbytes for row in expected]

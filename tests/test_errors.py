@@ -24,6 +24,7 @@ TREE = {
     "FormatError": ("DatasetError", "ValueError"),
     "KeyConflict": ("Conflict", "ValueError"),
     "KeyNotFound": ("DatasetError", "KeyError"),
+    "KeysExist": ("DatasetError", "FileExistsError"),
     "MissingDependency": ("DatasetError", "ModuleNotFoundError"),
     "NotFound": ("DatasetError", "FileNotFoundError"),
     "OverwriteConflict": ("Conflict",),

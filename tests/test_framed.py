@@ -1,6 +1,9 @@
+from __future__ import annotations
+
 import struct
 import threading
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,11 +17,11 @@ from liveset.format.framed import FramedItems, inflate_file, is_framed, pack_fra
 PAIRS = Compression("zstd", "batch", 2)
 
 
-def item(number):
+def item(number: int) -> bytes:
     return struct.pack("<Iq", 8, number)
 
 
-def test_vector():
+def test_vector() -> None:
     data = b"".join(pack_framed([item(10), item(20), item(30)], PAIRS))
     head = bytes.fromhex(
         "4c44465a30310000 0100 0000 03000000 02000000 02000000  00000000 0c000000 18000000 24000000"
@@ -34,7 +37,7 @@ items_lists = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=
 
 
 @given(items_lists, st.integers(1, 8), st.data())
-def test_items_round_trip(items, width, source):
+def test_items_round_trip(items: list[bytes], width: int, source: st.DataObject) -> None:
     data = b"".join(pack_framed(items, Compression("zstd", "batch", width)))
     assert is_framed(data)
     framed = FramedItems(data, len(items), "f")
@@ -50,7 +53,7 @@ def test_items_round_trip(items, width, source):
     assert read == items
 
 
-def test_empty_items_among_others():
+def test_empty_items_among_others() -> None:
     items = [b"", b"a", b"", b"b"]
     framed = FramedItems(b"".join(pack_framed(items, PAIRS)), 4)
     assert [framed.item(i) for i in range(4)] == items
@@ -61,7 +64,7 @@ def test_empty_items_among_others():
         pack_framed([], PAIRS)
 
 
-def test_bounds_of_the_api():
+def test_bounds_of_the_api() -> None:
     framed = FramedItems(b"".join(pack_framed([b"a"], PAIRS)), 1)
     for call in (framed.item, framed.frame):
         for number in (-1, 1):
@@ -74,7 +77,7 @@ GOOD = b"".join(pack_framed(ITEMS, PAIRS))
 TABLE = 24 + 4 * 6  # where the frame table starts: 3 entries of 24 bytes
 
 
-def patch(at, code, value):
+def patch(at: int, code: str, value: int) -> bytes:
     data = bytearray(GOOD)
     struct.pack_into(code, data, at, value)
     return bytes(data)
@@ -113,19 +116,19 @@ def patch(at, code, value):
     ],
     ids=range(27),
 )
-def test_damaged_header_or_tables(data):
+def test_damaged_header_or_tables(data: bytes) -> None:
     with pytest.raises(Corrupt, match=r"chunk-0-0\.bin") as caught:
         FramedItems(data, 5, "chunk-0-0.bin")
     assert caught.value.file == "chunk-0-0.bin"
 
 
-def test_another_count_than_the_index_says():
+def test_another_count_than_the_index_says() -> None:
     for count in (0, 4, 6):
         with pytest.raises(Corrupt, match="the index says"):
             FramedItems(GOOD, count, "f")
 
 
-def test_damaged_frame_is_named():
+def test_damaged_frame_is_named() -> None:
     data = bytearray(GOOD)
     data[-18] ^= 0xFF  # in the header of the last frame
     framed = FramedItems(bytes(data), 5, "chunk-0-0.bin")
@@ -136,7 +139,7 @@ def test_damaged_frame_is_named():
 
 
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255))
-def test_any_byte_changed_never_gives_an_item_of_another_length(at, value):
+def test_any_byte_changed_never_gives_an_item_of_another_length(at: int, value: int) -> None:
     data = bytearray(GOOD)
     data[at] = value
     try:
@@ -147,10 +150,15 @@ def test_any_byte_changed_never_gives_an_item_of_another_length(at, value):
     assert [len(i) for i in items] == [len(i) for i in ITEMS] or 24 < at < TABLE
 
 
-def test_few_frames_are_kept(monkeypatch):
-    calls = []
+def test_few_frames_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
     real = codec.decompress
-    monkeypatch.setattr(codec, "decompress", lambda *a, **k: calls.append(1) or real(*a, **k))
+    
+    def counted(*arguments: Any, **options: Any) -> bytes:
+        calls.append(1)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(codec, "decompress", counted)
     items = [item(i) for i in range(20)]
     framed = FramedItems(b"".join(pack_framed(items, PAIRS)), 20)
     for slot in range(20):
@@ -162,12 +170,12 @@ def test_few_frames_are_kept(monkeypatch):
     assert len(calls) == 11
 
 
-def test_threads_read_at_once():
+def test_threads_read_at_once() -> None:
     items = [struct.pack("<Q", i) * 50 for i in range(200)]
     framed = FramedItems(b"".join(pack_framed(items, Compression("zstd", "batch", 7))), 200)
-    failures = []
+    failures: list[int] = []
 
-    def work(start):
+    def work(start: int) -> None:
         for i in range(400):
             slot = (start + i * 37) % 200
             if framed.item(slot) != items[slot]:
@@ -182,7 +190,7 @@ def test_threads_read_at_once():
 
 
 @given(st.lists(st.binary(max_size=40), max_size=10))
-def test_compressed_samples_round_trip(items):
+def test_compressed_samples_round_trip(items: list[bytes]) -> None:
     data = b"".join(pack_sample_compressed(items, Compression("zstd", "sample")))
     count = len(items)
     assert struct.unpack_from("<I", data) == (count,)
@@ -194,14 +202,14 @@ def test_compressed_samples_round_trip(items):
     assert [sample_item(slot) for slot in slots] == items
 
 
-def test_slots_that_the_old_tool_left_uncompressed():
+def test_slots_that_the_old_tool_left_uncompressed() -> None:
     assert sample_item(item(5)) == item(5)
     assert sample_item(memoryview(item(5))) == item(5)
     with pytest.raises(Corrupt, match="f"):
         sample_item(codec.compress(b"abc")[:-1], "f")
 
 
-def test_whole_file():
+def test_whole_file() -> None:
     assert inflate_file(codec.compress(GOOD), len(GOOD), "f") == GOOD
     with pytest.raises(Corrupt, match="f"):
         inflate_file(codec.compress(GOOD)[:-2], len(GOOD), "f")

@@ -1,9 +1,12 @@
+from __future__ import annotations
+
 import collections
 import contextlib
 import enum
 import json
 import math
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +35,7 @@ VECTORS = [
 ]
 
 
-def same(a, b):
+def same(a: Any, b: Any) -> None:
     assert type(a) is type(b)
     if isinstance(a, list):
         assert len(a) == len(b)
@@ -49,12 +52,12 @@ def same(a, b):
 
 
 @pytest.mark.parametrize(("value", "data"), VECTORS, ids=str)
-def test_vectors(value, data):
+def test_vectors(value: Any, data: str) -> None:
     assert dumps(value) == bytes.fromhex(data)
     same(value, loads(bytes.fromhex(data)))
 
 
-def test_tags_that_only_the_old_tool_writes():
+def test_tags_that_only_the_old_tool_writes() -> None:
     rows = bytes.fromhex("06 01000000 02000000 01000000 61 01000000 62 12 0100000000000000 11 01000000 71")
     same([{"a": 1, "b": "q"}], loads(rows))
     cells = bytes.fromhex("06 02000000 01000000 01000000 61 10 13 000000000000f83f")
@@ -77,7 +80,7 @@ values = st.recursive(
 
 
 @given(values)
-def test_what_is_written_reads_back_equal(value):
+def test_what_is_written_reads_back_equal(value: Any) -> None:
     try:
         data = dumps(value)
     except NotExact:
@@ -86,7 +89,7 @@ def test_what_is_written_reads_back_equal(value):
     same(value, loads(data))
 
 
-def _sum_of_floats(value):
+def _sum_of_floats(value: Any) -> float:
     if isinstance(value, list):
         return sum(map(_sum_of_floats, value))
     if isinstance(value, dict):
@@ -95,7 +98,7 @@ def _sum_of_floats(value):
 
 
 @given(st.floats())
-def test_floats_keep_their_bits(value):
+def test_floats_keep_their_bits(value: float) -> None:
     same(value, loads(dumps(value)))
     same([value], loads(dumps([value])))
 
@@ -108,13 +111,13 @@ class Text(str):
     __slots__ = ()
 
 
-class Items(list):
+class Items(list[Any]):
     pass
 
 
-CYCLE = []
+CYCLE: list[Any] = []
 CYCLE.append(CYCLE)
-DEEP = []
+DEEP: list[Any] = []
 for _ in range(MAX_DEPTH + 1):
     DEEP = [DEEP]
 
@@ -139,14 +142,14 @@ INEXACT = [
 
 
 @pytest.mark.parametrize("value", INEXACT, ids=range(len(INEXACT)))
-def test_what_would_change_is_refused(value):
+def test_what_would_change_is_refused(value: Any) -> None:
     assert not is_exact(value)
     with pytest.raises(NotExact):
         dumps(value)
 
 
-def test_the_deepest_value_that_is_taken():
-    value = []
+def test_the_deepest_value_that_is_taken() -> None:
+    value: list[Any] = []
     for _ in range(MAX_DEPTH - 1):
         value = [value]
     assert is_exact(value)
@@ -181,19 +184,19 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("data", DAMAGED, ids=range(len(DAMAGED)))
-def test_damaged_leaves_are_corrupt(data):
+def test_damaged_leaves_are_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt):
         loads(data)
 
 
 @given(st.binary(max_size=60) | st.tuples(st.integers(0, 12), st.binary(max_size=40)).map(lambda pair: bytes([pair[0]]) + pair[1]))
-def test_random_bytes_give_a_value_or_corrupt(data):
+def test_random_bytes_give_a_value_or_corrupt(data: bytes) -> None:
     with contextlib.suppress(Corrupt):
         loads(data)
 
 
 @given(values)
-def test_text_is_what_the_standard_module_would_write(value):
+def test_text_is_what_the_standard_module_would_write(value: Any) -> None:
     value = {"v": value}
     if is_exact(value):
         data = dumps(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
@@ -207,9 +208,12 @@ def test_keys_that_the_dataset_has_are_named_and_change_nothing(plays: Path) -> 
 
 
 def test_keys_that_cannot_be_keys_name_input_and_field(tmp_path: Path) -> None:
+    def with_key(wrong: object, i: int) -> dict[str, Any]:
+        return {"id": "a" if i < 2 else wrong, "i": i}
+
     for wrong in (None, 1.5, True):
         with pytest.raises(SampleError, match=r"input 2.*'id'.*Unsupported key type"):
-            optimize(lambda i, wrong=wrong: {"id": "a" if i < 2 else wrong, "i": i}, range(3), tmp_path / "ds", key_fn="id", num_workers=1)
+            optimize(functools.partial(with_key, wrong), range(3), tmp_path / "ds", key_fn="id", num_workers=1)
     with pytest.raises(SampleError, match=r"input 0.*no field 'name'"):
         optimize(play, range(3), tmp_path / "ds", key_fn="name", num_workers=1)
     with pytest.raises(Exception, match=r"Unsupported key type.*mixed"):

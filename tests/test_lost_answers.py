@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from liveset.edit.commit import Outcome, Policy, commit
 from liveset.edit.versions import was_committed
 from liveset.errors import CommitUnknown, Conflict, DatasetError, ForeignEdit, StorageError
 from liveset.format.index import Index
-from liveset.storage import Head, Store, Swap, version_name
+from liveset.storage import Head, Store, Swap, Tag, version_name
 from liveset.storage.local import LocalStore
 from liveset.testing import LossyStore, MemoryStore, WrappedStore
 from liveset.testing.invariants import check_dataset, stage
@@ -62,11 +62,11 @@ class Rival(WrappedStore):
         super().__init__(store)
         self.left, self.act = times, act
 
-    def swap_head(self, data: bytes, expected: Any) -> Swap:
+    def swap_head(self, data: bytes, expected: Tag | None, withdraw: Sequence[str] = ()) -> Swap:
         if self.left:
             self.left -= 1
             self.act(self.left)
-        return super().swap_head(data, expected)
+        return super().swap_head(data, expected, withdraw)
 
 
 def test_two_runs_of_one_session_at_once_commit_once(new_store: Callable[[], Store]) -> None:
@@ -147,9 +147,9 @@ class Mute(WrappedStore):
 
     sent = False
 
-    def swap_head(self, data: bytes, expected: Any) -> Swap:
+    def swap_head(self, data: bytes, expected: Tag | None, withdraw: Sequence[str] = ()) -> Swap:
         self.sent = True
-        super().swap_head(data, expected)
+        super().swap_head(data, expected, withdraw)
         return Swap.UNKNOWN
 
     def read_head(self) -> Head | None:
@@ -164,10 +164,10 @@ def test_an_outcome_that_cannot_be_read_back_is_unknown() -> None:
 
 
 class FailsLater(LossyStore):
-    def swap_head(self, data: bytes, expected: Any) -> Swap:
+    def swap_head(self, data: bytes, expected: Tag | None, withdraw: Sequence[str] = ()) -> Swap:
         if not self.plan:
             raise StorageError("the disk is full")
-        return super().swap_head(data, expected)
+        return super().swap_head(data, expected, withdraw)
 
 
 def test_a_failure_of_a_second_send_says_nothing_about_the_first() -> None:

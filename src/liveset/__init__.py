@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         VersionNotFound,
         WorkerError,
     )
-    from liveset.format.media import File, Image, Jpeg, JpegArray, Pil, Tensor, Text
+    from liveset.format.media import File, Image, Jpeg, JpegArray, Pil, Text
     from liveset.format.schema import Schema
     from liveset.read.dataset import StreamingDataset
     from liveset.read.info import DatasetInfo
@@ -60,7 +60,6 @@ _WHERE = {
     "Pil": "liveset.format.media",
     "Schema": "liveset.format.schema",
     "StreamingDataset": "liveset.read.dataset",
-    "Tensor": "liveset.format.media",
     "Text": "liveset.format.media",
     "VerifyReport": "liveset.tools.verify",
     "build_keys_index": "liveset.tools.keys",
@@ -101,7 +100,6 @@ __all__ = [
     "SessionClosed",
     "StorageError",
     "StreamingDataset",
-    "Tensor",
     "Text",
     "UnsafeStore",
     "UnsupportedFormat",

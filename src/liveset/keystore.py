@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from liveset.errors import Corrupt, KeyNotFound, NotFound
-from liveset.format.keytable import Key, KeyColumn, KeyTable, Place
+from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Place
 from liveset.snapshot import Snapshot
 
 __all__ = ["KeyStore", "TableKeys", "open_keys"]
@@ -99,15 +99,17 @@ class TableKeys:
 
     def locate_column(self, keys: KeyColumn) -> list[tuple[int, int] | None]:
         places: list[tuple[int, int] | None] = [None] * len(keys)
-        left = list(range(len(keys)))
+        left = np.arange(len(keys))
         for table in self.tables:
-            if not left:
+            if not len(left):
                 break
-            rows = table.find_many(keys.take(np.array(left)) if len(left) < len(keys) else keys)
-            for i, row in zip(left, rows, strict=True):
-                if row is not None:
-                    places[i] = self._resolve(table.place(row), table)
-            left = [i for i, row in zip(left, rows, strict=True) if row is None]
+            rows = table.find_many(keys.take(left) if len(left) < len(keys) else keys)
+            hits = np.flatnonzero(rows >= 0)
+            chunks, slots = table.places(rows[hits])
+            for i, chunk, slot in zip(left[hits].tolist(), chunks.tolist(), slots.tolist(), strict=True):
+                if chunk != DELETED:
+                    places[i] = self._number(table, chunk), slot
+            left = left[rows < 0]
         return places
 
     def key_at(self, chunk: int, slot: int) -> Key:
@@ -126,6 +128,13 @@ class TableKeys:
             if table.has_chunk(name):
                 return table
         raise Corrupt(f"no key table of version {self._snapshot.version} knows the chunk {name!r}.", file=name)
+
+    def _number(self, table: KeyTable, chunk: int) -> int:
+        """Return the number that a chunk of a table's directory has in this version."""
+        try:
+            return self._numbers[table.directory[chunk][0]]
+        except LookupError:
+            raise Corrupt(f"{table.file} names a chunk that the index does not list.", file=table.file) from None
 
     def _resolve(self, place: Place | None, table: KeyTable) -> tuple[int, int] | None:
         if place is None:

@@ -199,10 +199,9 @@ def _key_files(index: Index | None, change: Change) -> KeyFiles | None:
 def _dataset_facts(edit: EditStamp, change: Change) -> EditStamp:
     """The stamp with what holds for the dataset and not for one version: its tags and its fence."""
     match change:
-        case Retag(name, None):
-            return replace(edit, tags={known: version for known, version in edit.tags.items() if known != name})
         case Retag(name, version):
-            return replace(edit, tags={**edit.tags, name: version})
+            tags = {known: number for known, number in edit.tags.items() if known != name}
+            return replace(edit, tags=tags if version is None else {**tags, name: version})
         case Expire(fence):
             return replace(
                 edit, fence=replace(fence, version=edit.version), requires_write=tuple(sorted({*edit.requires_write, "fence"}))

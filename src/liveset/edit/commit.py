@@ -86,19 +86,19 @@ def commit(
     session: str | None = None,
     message: str = "",
     author: str = "",
-    run: str | None = None,
+    resumed: bool = False,
     policy: Policy | None = None,
 ) -> Index:
     """Commits a change that was made for ``base`` (None: for a place without a dataset) and returns the new version.
 
     A ``session`` names the work: if it is in the history already, its version is returned and nothing is committed twice. Raises
     ``Conflict`` when the change does not fit what was committed since ``base``, and ``CommitUnknown`` when the store does not say whether
-    it landed; after that the same call with the same session settles it. ``run`` names the checkpoint whose files are committed: they may
-    be older than the base.
+    it landed; after that the same call with the same session settles it. ``resumed`` says that files of the change may be older
+    than the base.
 
     ``SessionExpired`` is raised when a vacuum ran since, and may have deleted the files of the change or the base itself.
     """
-    return _Commit(store, change, base, session, message, author, run, policy or Policy()).run()
+    return _Commit(store, change, base, session, message, author, resumed, policy or Policy()).run()
 
 
 class _Commit:
@@ -110,11 +110,11 @@ class _Commit:
         session: str | None,
         message: str,
         author: str,
-        run: str | None,
+        resumed: bool,
         policy: Policy,
     ) -> None:
         self.store, self.change, self.base, self.policy = store, change, base, policy
-        self.message, self.author, self.files_of_run = message, author, run
+        self.message, self.author, self.resumed = message, author, resumed
         self.token = policy.token()
         self.named = session is not None
         self.session = session if session is not None else self.token
@@ -200,11 +200,9 @@ class _Commit:
         A vacuum deletes behind its fence without looking again. So what it may delete counts as gone, even if it is still seen.
         """
         fence = parent.edit.fence if parent is not None and parent.edit is not None else None
-        if fence is None or (self.base is not None and fence.version <= self.base.version and self.files_of_run is None):
+        if fence is None or (self.base is not None and fence.version <= self.base.version and not self.resumed):
             return  # the files were written after the vacuum had listed what it would delete
-        if self.files_of_run is not None and self.files_of_run in fence.runs:
-            return
-        staged = staged_files(change) - files_of(parent)
+        staged = {name for name in staged_files(change) - files_of(parent) if not fence.spares(name)}
         if not staged:
             return
         prefix = os.path.commonprefix(sorted(staged))

@@ -19,7 +19,7 @@ __all__ = ["SampleEncoder"]
 _OF_BYTES: dict[str, Callable[[bytes], Any]] = {
     "file": lambda data: File(bytes=data),
     "image": lambda data: Image(bytes=data),
-    "jpeg": lambda data: Jpeg(bytes=data),
+    "jpeg": lambda data: Jpeg(bytes=data, max_quality=100),  # any file as it is; a wrapper made by the user may have a lower limit
 }
 
 
@@ -82,9 +82,10 @@ class SampleEncoder:
             return value
         data = _leaf(item, number, len(self._schema.formats))
         read = decode_media(fmt, data)
-        if listed:
-            return JpegArray(images.split_blobs(data)) if len(read) == len(value) and all(map(_same, read, value)) else value
-        return _OF_BYTES[name](data) if _same(read, value) else value
+        if not listed:
+            return _OF_BYTES[name](data) if _same(read, value) else value
+        unchanged = len(read) == len(value) and all(map(_same, read, value))
+        return JpegArray(images.split_blobs(data), max_quality=100) if unchanged else value
 
 
 def _is_array(value: Any) -> bool:

@@ -1,8 +1,8 @@
 """Splicing: a chunk file in which some slots hold other samples and all others keep their stored bytes.
 
-What is not replaced is neither decoded nor encoded again. In classic chunks and those compressed by sample each stored item stays as it is; where
-many samples share a frame (framed chunks, Arrow batches) the frames without a replaced sample do; a file that is compressed as a whole is inflated
-and compressed again, but its items stay.
+What is not replaced is neither decoded nor encoded again. In classic chunks and those compressed by sample each stored item stays as it is;
+where many samples share a frame (framed chunks, Arrow batches) the frames without a replaced sample do; a file that is compressed as a
+whole is inflated and compressed again, but its items stay.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class StagedSamples:
     def _spill(self) -> None:
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="liveset-update-")
+                self._file = tempfile.TemporaryFile(prefix="liveset-update-")  # noqa: SIM115 - closed with this object
                 weakref.finalize(self, self._file.close)
             end, places = self._end, {}
             self._file.seek(end)  # what a failed attempt wrote is written over

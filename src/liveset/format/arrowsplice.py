@@ -28,7 +28,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def is_row(value: Any) -> bool:
-    """Tell whether a value is made of what Arrow rows give back unchanged: None, bool, int, float, str, bytes, lists, dicts with text keys."""
+    """Tell whether Arrow rows give a value back unchanged: None, bool, int, float, str, bytes, lists, dicts with text keys."""
     if type(value) is dict:
         return all(type(key) is str for key in value) and all(map(is_row, value.values()))
     if type(value) is list:
@@ -170,10 +170,8 @@ def _fit(pa: Any, schema: Any, rows: Sequence[Row]) -> tuple[Any, list[Any]]:
     names = set(schema.names)
     for row in rows:
         for name in [*(name for name in row if name not in names), *(name for name in schema.names if name not in row)]:
-            what = "the sample has" if name in row else "the sample lacks"
-            raise SampleError(
-                f"field {name!r}: {what} this field, but the samples stored beside it have {', '.join(map(repr, schema.names))}.", field=name
-            )
+            what, known = "has" if name in row else "lacks", ", ".join(map(repr, schema.names))
+            raise SampleError(f"field {name!r}: the sample {what} it, but those stored beside it have the fields {known}.", field=name)
     try:
         batches = _batches(pa, schema, rows)
     except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError):

@@ -188,6 +188,11 @@ class Index:
         return config.get("compression") is not None and config.get("compression_level") in (None, "chunk")
 
     @property
+    def has_foreign_chunks(self) -> bool:
+        """Whether another program wrote some of the chunks, adopted ones included: the format allows padding behind their items."""
+        return any(record.id is None or record.id.endswith(".bin") for record in self.chunks)
+
+    @property
     def layout_of_keys(self) -> Mapping[str, Any]:
         """What the index says about published keys (``version``, ``num_shards``, ``sharding``, ``field``); empty when it says nothing."""
         raw = self.members.get("keys")

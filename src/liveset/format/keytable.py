@@ -77,7 +77,7 @@ def shard_of(key: Key, shards: int) -> int:
 
 def key_bytes(key: Key) -> bytes:
     """Return what is hashed and stored for a key."""
-    return key.encode() if type(key) is str else _INT.pack(key)  # type: ignore[arg-type]
+    return key.encode() if type(key) is str else _INT.pack(key)
 
 
 class KeyColumn:
@@ -252,22 +252,31 @@ class KeyTable:
             row += 1
         return None
 
-    def find_many(self, keys: KeyColumn) -> list[int | None]:
-        """Return the rows of many keys: one vectorised search instead of one for each."""
-        found: list[int | None] = [None] * len(keys)
+    def find_many(self, keys: KeyColumn) -> _Array:
+        """Return the rows of many keys, -1 for those that are not here: one vectorised search instead of one for each."""
+        found = np.full(len(keys), -1, np.int64)
         if not len(keys) or not self.rows or keys.kind is not self.kind:
             return found
         column = np.frombuffer(self._columns[0], np.uint64)
         rows = column.searchsorted(keys.hashes)
         hits = np.flatnonzero(column[np.minimum(rows, self.rows - 1)] == keys.hashes)
+        bounds, heap, stored_here = keys.bounds.tolist(), keys.heap, self._stored
         for i, row in zip(hits.tolist(), rows[hits].tolist(), strict=True):
-            stored, hashed, at = keys.stored(i), self._hashes[row], row
+            stored = heap[bounds[i] : bounds[i + 1]]
+            if stored_here(row) == stored:
+                found[i] = row
+                continue
+            hashed, at = self._hashes[row], row + 1  # another key has the same hash
             while at < self.rows and self._hashes[at] == hashed:
-                if self._stored(at) == stored:
+                if stored_here(at) == stored:
                     found[i] = at
                     break
                 at += 1
         return found
+
+    def places(self, rows: _Array) -> tuple[_Array, _Array]:
+        """Return numbers in the directory (``DELETED`` for deleted keys) and slots of many rows."""
+        return tuple(np.frombuffer(self._columns[i], np.uint32)[rows] for i in (2, 3))  # type: ignore[return-value]
 
     def place(self, row: int) -> Place | None:
         """Return where the sample of a row lives; None for a deleted key."""

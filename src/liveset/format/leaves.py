@@ -6,6 +6,7 @@ A template names the value ``{v}``, the buffer ``{b}`` and the bounds ``{p}`` an
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ class LeafCode:
     Attributes:
         check: condition that a value fits, or "" when ``encode`` itself refuses what does not fit.
         encode: expression for the stored bytes; "" when ``pack`` says it all.
+        head: expression for bytes before those of ``encode``, so that large values are not copied once more to put them together.
         decode: expression for the value.
         stream: the same where a memoryview ``{m}`` of the buffer is at hand, or "" when that is no faster.
         pack: struct character of a fixed-size value, or "".
@@ -38,6 +40,7 @@ class LeafCode:
     check: str
     encode: str
     decode: str
+    head: str = ""
     stream: str = ""
     pack: str = ""
     unit: int = 1
@@ -45,6 +48,9 @@ class LeafCode:
 
 
 FIXED_SIZES = {"q": 8, "d": 8, "?": 1}
+
+# From this many bytes on, an array is copied straight into its item.
+LARGE = 32_768
 
 _SIMPLE = {
     "str": LeafCode("type({v}) is str", "{v}.encode()", "{b}[{p}:{e}].decode()"),
@@ -136,41 +142,51 @@ def _no_header_numpy(argument: str) -> LeafCode:
     dt, size = f"dt_{dtype.name}", dtype.itemsize
     return LeafCode(
         f"type({{v}}) is ndarray and ({{v}}.dtype is {dt} or {{v}}.dtype == {dt}) and {{v}}.ndim == 1",
-        "{v}.tobytes()",
+        f"{{v}}.tobytes() if {{v}}.nbytes < {LARGE} else array_view({{v}})",
         f"frombuffer({{b}}, {dt}, ({{e}} - {{p}}) // {size}, {{p}}).copy()",
         # A bytearray of its own is writable memory that nobody else has, and making it is quicker than an array's copy().
         stream=f"ndarray(({{e}} - {{p}}) // {size}, {dt}, bytearray({{m}}[{{p}}:{{e}}]))",
         unit=size,
-        names={dt: dtype, "ndarray": np.ndarray, "frombuffer": np.frombuffer},
+        names={dt: dtype, "ndarray": np.ndarray, "frombuffer": np.frombuffer, "array_view": _array_view},
     )
 
 
 def _numpy(_: str) -> LeafCode:
-    return LeafCode("array_fits({v})", "array_dumps({v})", "array_loads({b}[{p}:{e}])", names=_ARRAY_NAMES)
+    return LeafCode(
+        "array_fits({v})",
+        f"{{v}}.tobytes() if {{v}}.nbytes < {LARGE} else array_view({{v}})",
+        "array_loads({b}, {p}, {e})",
+        head="array_head({v})",
+        names=_ARRAY_NAMES,
+    )
 
 
-def _dump_array(value: np.ndarray[Any, Any]) -> bytes:
-    return struct.pack(f"<{value.ndim + 2}I", NUMPY_INDEX[value.dtype], value.ndim, *value.shape) + value.tobytes()
+def _array_view(value: np.ndarray[Any, Any]) -> memoryview:
+    """Return the bytes of an array in C order, without a copy where they lie so already."""
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
 
 
-def _load_array(data: bytes) -> np.ndarray[Any, Any]:
-    index, ndim = struct.unpack_from("<II", data)
-    start = 8 + 4 * ndim
-    if start > len(data):
+def _array_head(value: np.ndarray[Any, Any]) -> bytes:
+    return struct.pack(f"<{value.ndim + 2}I", NUMPY_INDEX[value.dtype], value.ndim, *value.shape)
+
+
+def _load_array(buffer: Any, begin: int, end: int) -> np.ndarray[Any, Any]:
+    index, ndim = struct.unpack_from("<II", buffer, begin)
+    start = begin + 8 + 4 * ndim
+    if start > end:
         raise Corrupt("an array leaf is shorter than its own header")
-    shape = struct.unpack_from(f"<{ndim}I", data, 8)
+    shape = struct.unpack_from(f"<{ndim}I", buffer, begin + 8)
     dtype = numpy_dtype(index)
-    if int(np.prod(shape, dtype=np.uint64)) * dtype.itemsize != len(data) - start:
-        raise Corrupt(f"an array leaf of shape {shape} and dtype {dtype} has {len(data) - start} bytes of data")
-    array = np.empty(shape, dtype)
-    if array.nbytes:
-        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8, offset=start)
-    return array
+    count = math.prod(shape)
+    if count * dtype.itemsize != end - start:
+        raise Corrupt(f"an array leaf of shape {shape} and dtype {dtype} has {end - start} bytes of data")
+    return np.frombuffer(buffer, dtype, count, start).reshape(shape).copy() if count else np.empty(shape, dtype)
 
 
 _ARRAY_NAMES = {
     "array_fits": lambda value: type(value) is np.ndarray and value.dtype in NUMPY_INDEX,
-    "array_dumps": _dump_array,
+    "array_head": _array_head,
+    "array_view": _array_view,
     "array_loads": _load_array,
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from liveset.errors import SampleError, UnsupportedFormat
 from liveset.format import images
-from liveset.format.wrappers import File, Image, Jpeg, JpegArray, Path, Pil, Tensor, Text, file_bytes
+from liveset.format.wrappers import Data, File, Image, Jpeg, JpegArray, Path, Pil, Text, file_bytes
 
 __all__ = [
     "IMAGE_EXTENSIONS",
@@ -25,7 +25,6 @@ __all__ = [
     "Jpeg",
     "JpegArray",
     "Pil",
-    "Tensor",
     "Text",
     "decode_media",
     "encode_media",
@@ -48,10 +47,7 @@ def is_supported(fmt: str) -> bool:
 
 
 def media_format(value: Any) -> str | None:
-    """Return the ``data_format`` string of a value that is a wrapper or a Pillow image, else None.
-
-    A ``Tensor`` wrapper gives None: the schema stores its ``value()`` like any other tensor.
-    """
+    """Return the ``data_format`` string of a value that is a wrapper or a Pillow image, else None."""
     kind = type(value)
     if kind in _WRAPPERS:
         return _wrapper_format(value)
@@ -133,7 +129,7 @@ def encode_media(value: Any, fmt: str) -> bytes:
     raise SampleError(f"a {type(value).__name__} cannot be stored as {fmt!r}.")
 
 
-def decode_media(fmt: str, data: bytes) -> Any:
+def decode_media(fmt: str, data: Data) -> Any:
     """Return the value of a media leaf: a tensor, a list of tensors, a Pillow image, ``str`` or ``bytes``.
 
     Tensors are uint8 RGB of channels x height x width; torch tensors where torch is installed, numpy arrays elsewhere.
@@ -144,8 +140,9 @@ def decode_media(fmt: str, data: bytes) -> Any:
         UnsupportedFormat: the leaf type is one that is not supported.
     """
     name = _name(fmt)
+    data = bytes(data)
     if name == "file":
-        return bytes(data)
+        return data
     if name == "text":
         return images.read_text(data)
     if name == "pil":

@@ -75,19 +75,22 @@ def compile_encoder(root: Node, codes: Sequence[LeafCode]) -> Encode:
         if code.pack:
             sizes.append(str(FIXED_SIZES[code.pack]))
         else:
-            expression = code.encode.format(v=value)
-            data = f"b{number}"
-            lines.append(f"  {data} = {expression}")
-            sizes.append(f"len({data})")
+            lines.append(f"  b{number} = {code.encode.format(v=value)}")
+            sizes.append(f"len(b{number})")
+            if code.head:
+                lines.append(f"  h{number} = {code.head.format(v=value)}")
+                sizes[-1] += f" + len(h{number})"
     run.extend(("I", size) for size in sizes)
     for number, (value, code) in enumerate(zip(values, codes, strict=True)):
         if code.pack:
             run.append((code.pack, value))
         else:
             close_run()
-            segments.append(f"b{number}")
+            segments += [f"h{number}", f"b{number}"] if code.head else [f"b{number}"]
     close_run()
-    joined = " + ".join(segments) if len(segments) <= 4 else f"b''.join(({', '.join(segments)}))"
+    # Adding copies what came before once more for each part; it is only quicker where there are few and they are small.
+    added = len(segments) <= 3 and not any("array_view" in code.names for code in codes)
+    joined = " + ".join(segments) if added else f"b''.join(({', '.join(segments)}))"
     lines += ["  try:", f"    return {joined or 'bytes()'}", "  except StructError:", "    raise Mismatch() from None"]
     encode: Encode = _compile("encode", lines, names)
     return encode

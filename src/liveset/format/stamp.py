@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from liveset.errors import Corrupt, UnsupportedFormat
 
-__all__ = ["FORMAT", "READ_FEATURES", "WRITE_FEATURES", "EditStamp", "Fence", "HistoryEntry", "KeyFiles"]
+__all__ = ["FORMAT", "READ_FEATURES", "WRITE_FEATURES", "EditStamp", "Fence", "HistoryEntry", "KeyFiles", "tokens_of"]
 
 FORMAT = 1
 READ_FEATURES: frozenset[str] = frozenset()
@@ -18,7 +19,8 @@ WRITE_FEATURES: frozenset[str] = frozenset(("fence",))
 """What ``edit.requires.write`` may name: without it a writer would break a promise."""
 
 _KNOWN = frozenset("format requires version id session parent op committed_at digest message author history key_files tags fence".split())
-_FENCE_KNOWN = frozenset(("version", "expired_before", "kept", "cutoff", "runs"))
+_TOKEN = re.compile(r"(?<=-)[0-9a-f]{16}(?=[-.])")
+_FENCE_KNOWN = frozenset(("version", "expired_before", "kept", "cutoff", "spared"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,18 @@ class Fence:
     """Files that no kept version names and that are as old as this, by the clock of the store, may be gone."""
     kept: tuple[int, ...] = ()
     """Versions below ``expired_before`` that were spared because a tag or a reader held them."""
-    runs: tuple[str, ...] = ()
-    """Runs that had not committed yet, and whose files were spared although they may be older than the cutoff."""
+    spared: tuple[str, ...] = ()
+    """Tokens in the names of files that were spared, however old: of runs that had not committed yet."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Members that we do not know; they survive until the next vacuum."""
 
     def keeps(self, version: int) -> bool:
         """Whether all that a version needs is still there."""
         return version >= self.expired_before or version in self.kept
+
+    def spares(self, name: str) -> bool:
+        """Whether a file is one of a run that was spared."""
+        return not set(self.spared).isdisjoint(tokens_of(name))
 
     def to_json(self) -> dict[str, Any]:
         """The member ``fence`` of a stamp."""
@@ -71,7 +77,7 @@ class Fence:
             "expired_before": self.expired_before,
             "kept": list(self.kept),
             "cutoff": self.cutoff.astimezone(UTC).isoformat(timespec="microseconds"),
-            "runs": list(self.runs),
+            "spared": list(self.spared),
         }
 
 
@@ -217,6 +223,11 @@ class EditStamp:
         return time if time is not None else datetime.fromtimestamp(0, UTC)
 
 
+def tokens_of(name: str) -> list[str]:
+    """The random parts in the name of a file, by which those of one run are known."""
+    return _TOKEN.findall(name)
+
+
 def _entry(item: Any, file: str) -> HistoryEntry:
     # Newer versions may add facts to an entry; those behind the ones that we know are dropped.
     texts = _strings(item[1 : len(HistoryEntry._fields)]) if isinstance(item, list) and len(item) >= 4 and type(item[0]) is int else None
@@ -246,15 +257,15 @@ def _tags(item: Any, file: str) -> Mapping[str, int]:
 def _fence(item: Any, file: str) -> Fence | None:
     if item is None:
         return None
-    wanted = "an object with version, expired_before, kept, cutoff and runs"
+    wanted = "an object with version, expired_before, kept, cutoff and spared"
     if not isinstance(item, dict) or not isinstance(item.get("cutoff"), str) or (cutoff := _time(item["cutoff"])) is None:
         raise _bad(file, "fence", wanted)
-    kept, runs = item.get("kept", []), _strings(item.get("runs", []))
+    kept, spared = item.get("kept", []), _strings(item.get("spared", []))
     numbers = [item.get("version"), item.get("expired_before"), *(kept if isinstance(kept, list) else [None])]
-    if runs is None or not all(type(number) is int and number >= 0 for number in numbers):
+    if spared is None or not all(type(number) is int and number >= 0 for number in numbers):
         raise _bad(file, "fence", wanted)
     extra = {name: value for name, value in item.items() if name not in _FENCE_KNOWN}
-    return Fence(item["version"], item["expired_before"], cutoff, tuple(kept), tuple(runs), extra)
+    return Fence(item["version"], item["expired_before"], cutoff, tuple(kept), tuple(spared), extra)
 
 
 def _strings(value: Any) -> list[str] | None:

@@ -1,16 +1,17 @@
-"""Wrappers that say how a value is to be stored: as an image, a text, a file or a tensor."""
+"""Wrappers that say how a value is to be stored: as an image, a text or a file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path as _File
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
-from liveset.errors import MissingDependency, SampleError
+from liveset.errors import SampleError
 
 Path: TypeAlias = str | PurePath
+Data: TypeAlias = bytes | bytearray | memoryview
 
 # Most images lose nothing visible at this quality.
 _CAP = 95
@@ -62,7 +63,7 @@ class Image:
     """
 
     path: Path | None = None
-    bytes: bytes | None = None
+    bytes: Data | None = None
     array: Any = None
     image: Any = None
     mode: str | None = None
@@ -82,7 +83,7 @@ class Jpeg:
     """
 
     path: Path | None = None
-    bytes: bytes | None = None
+    bytes: Data | None = None
     array: Any = None
     image: Any = None
     mode: str | None = None
@@ -114,7 +115,7 @@ class Pil:
     """An image to be stored as raw pixels and read as a Pillow image of the same mode; give one of path, bytes, array, image."""
 
     path: Path | None = None
-    bytes: bytes | None = None
+    bytes: Data | None = None
     array: Any = None
     image: Any = None
     mode: str | None = None
@@ -128,7 +129,7 @@ class Text:
     """A text, or a UTF-8 file, to be read as ``str``; give one of path, bytes, text."""
 
     path: Path | None = None
-    bytes: bytes | None = None
+    bytes: Data | None = None
     text: str | None = None
 
     def __post_init__(self) -> None:
@@ -142,59 +143,7 @@ class File:
     """A file of any kind, to be read as ``bytes``; give one of path, bytes."""
 
     path: Path | None = None
-    bytes: bytes | None = None
+    bytes: Data | None = None
 
     def __post_init__(self) -> None:
         _check(self, sources=("path", "bytes"))
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """An array to be read as a torch tensor; give ``array``, or the path or bytes of raw C-order values with their ``dtype``."""
-
-    path: Path | None = None
-    bytes: bytes | None = None
-    array: Any = None
-    dtype: Any = None
-    shape: tuple[int, ...] = field(init=False, default=())
-
-    def __post_init__(self) -> None:
-        _check(self, sources=("path", "bytes", "array"))
-        if self.array is None and self.dtype is None:
-            raise ValueError("Tensor(path=...) and Tensor(bytes=...) need dtype=.")
-        if self.array is not None:
-            object.__setattr__(self, "shape", tuple(self.array.shape))
-            return
-        size = _File(self.path).stat().st_size if self.path is not None else memoryview(self.bytes or b"").nbytes
-        width = _torch_dtype(self.dtype).itemsize
-        if size % width:
-            raise ValueError(f"{size} bytes do not hold a whole number of {self.dtype} values.")
-        object.__setattr__(self, "shape", (size // width,))
-
-    def value(self) -> Any:
-        """Return the torch tensor, which is what gets stored."""
-        torch = _torch()
-        if self.array is not None:
-            return torch.as_tensor(self.array, dtype=None if self.dtype is None else _torch_dtype(self.dtype))
-        data = bytearray(file_bytes(self))
-        dtype = _torch_dtype(self.dtype)
-        return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependency("storing a Tensor needs PyTorch: pip install torch", package="torch") from error
-    return torch
-
-
-def _torch_dtype(dtype: Any) -> Any:
-    torch = _torch()
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", str(dtype))
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"{dtype!r} is not the dtype of a torch tensor.")
-    return found

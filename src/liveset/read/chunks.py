@@ -9,6 +9,7 @@ from liveset.format import codec
 from liveset.format.chunk import Buffer, Chunk, open_chunk
 from liveset.format.index import ChunkRecord
 from liveset.format.schema import Decoder
+from liveset.lease import Lease
 from liveset.snapshot import Snapshot
 
 # A map costs a file descriptor and no memory of its own; an inflated file costs its size.
@@ -23,9 +24,11 @@ class OpenChunks:
         snapshot: the version to read.
         decoder: what turns items into samples.
         verify: check the checksum of each file when it is opened, and read it from a private copy afterwards.
+        lease: what holds the version; it is kept as long as anything reads from here.
     """
 
-    def __init__(self, snapshot: Snapshot, decoder: Decoder, *, verify: bool = False) -> None:
+    def __init__(self, snapshot: Snapshot, decoder: Decoder, *, verify: bool = False, lease: Lease | None = None) -> None:
+        self._lease, self._closed = lease, False
         self._snapshot, self._decoder, self._verify = snapshot, decoder, verify
         config = snapshot.index.config
         self._compression = codec.Compression.from_config(config) if config is not None else None
@@ -38,7 +41,16 @@ class OpenChunks:
     def __getitem__(self, number: int) -> Chunk:
         return self._open.get(number) or self._load(number)
 
+    def close(self) -> None:
+        """Let go of all files; what is read already stays good."""
+        with self._lock:
+            self._closed = True
+            self._open.clear()
+            self._held.clear()
+
     def _load(self, number: int) -> Chunk:
+        if self._closed:
+            raise ValueError(f"the dataset object for {self._snapshot.store.url} is closed.")
         record = self._snapshot.index.chunks[number]
         buffer = self._verified(number, record) if self._verify else self._snapshot.chunk_file(number)[1]
         chunk = open_chunk(buffer, record, self._decoder, self._compression)

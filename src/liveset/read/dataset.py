@@ -8,37 +8,25 @@ import os
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain, repeat
-from pathlib import Path
 from typing import Any, overload
 
-from liveset.errors import DatasetNotFound, KeyNotFound, PositionOutOfRange
+from liveset.errors import KeyNotFound, PositionOutOfRange
 from liveset.format.index import Index
-from liveset.format.schema import Decoder, Schema
 from liveset.keystore import open_keys
 from liveset.read.chunks import OpenChunks
 from liveset.read.grid import detect_grid
-from liveset.read.info import DatasetInfo, describe
 from liveset.read.keys import KeyView
+from liveset.read.opened import Opened, Settings, open_input
 from liveset.read.options import check_dataset_options, resolve_window
 from liveset.read.plan import Grid, Region, Share, positions, rank_length, region_order, shares, subsample_regions
 from liveset.read.view import MapView
-from liveset.snapshot import Snapshot, open_snapshot
+from liveset.snapshot import Snapshot, Version
 from liveset.storage import open_store
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """How samples are decoded."""
-
-    fields: tuple[str, ...] | None
-    allow_pickle: bool
-    serializers: Mapping[str, Any] | None
-    verify: bool
-
-
-class StreamingDataset:
+class StreamingDataset(Opened):
     """A dataset written by ``optimize``, read by position, by slice and by iteration.
 
     The version is resolved once, when the object is made: later commits do not change what it reads. Where torch is installed it is a
@@ -54,7 +42,9 @@ class StreamingDataset:
         index_path: an index file (or its folder) to use instead of the dataset's own.
         transform: a callable, or a list of them, applied to each sample in turn.
         item_shuffle_window: samples inside a chunk are shuffled in blocks of this many; "full" shuffles whole chunks. Default 256.
-        version: number of the version to read; None is the newest.
+        version: the version to read: its number, a tag, or a time (``datetime`` with time zone: the newest version committed by then).
+            None is the newest.
+        pin: hold the version, so that no vacuum removes it as long as this object lives; needs permission to write to the dataset.
         fields: names of the fields to decode, such as ``["label", "meta.id"]``; the others are left out of the samples.
         verify_reads: check the checksum of every chunk before its samples are used.
         allow_pickle: let samples create objects of any type. Only for datasets whose origin you trust.
@@ -65,7 +55,7 @@ class StreamingDataset:
 
     Raises:
         DatasetNotFound: there is no dataset (also a ``FileNotFoundError`` and a ``ValueError``).
-        VersionNotFound, VersionExpired: the version never existed, or its files are gone.
+        VersionNotFound, VersionExpired: the version never existed, or a vacuum has removed it.
         Corrupt, UnsupportedFormat: the index is damaged, or was written by a newer liveset.
 
     Example:
@@ -99,7 +89,8 @@ class StreamingDataset:
         item_shuffle_window: str | int | None = None,
         window_direct_io: bool = False,
         *,
-        version: int | None = None,
+        version: Version | None = None,
+        pin: bool = False,
         fields: Iterable[str] | None = None,
         verify_reads: bool = False,
         allow_pickle: bool = False,
@@ -118,27 +109,24 @@ class StreamingDataset:
         self._window = resolve_window(item_shuffle_window)
         self.shuffle, self.drop_last, self.seed = shuffle, drop_last, seed
         self.batch_size, self.num_workers, self.current_epoch = 1, 1, 1
-        self._settings = _Settings(None if fields is None else tuple(fields), allow_pickle, serializers, verify_reads)
-        self._open(_resolve(input_dir, index_path, version))
-        regions = [Region(number, 0, record.samples) for number, record in enumerate(self._snapshot.index.chunks)]
-        self._arrange(subsample_regions(regions, subsample, shuffle=shuffle, seed=seed))
+        self._settings = Settings(None if fields is None else tuple(fields), allow_pickle, serializers, verify_reads, pin)
+        # None in a dataset that cannot move to another version.
+        self._subsampled: tuple[float, bool, int] | None = (subsample, shuffle, seed)
+        self._open(*open_input(input_dir, index_path, version, held=pin))
+        self._arrange_all()
+        if index_path is not None:
+            self._subsampled = None
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
-    def _open(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        config = snapshot.index.config
-        self._schema = Schema.from_config(config, snapshot.index.file) if config is not None else None
-        self._chunks: OpenChunks | None = None
-        if self._schema is not None:
-            decoder = Decoder(
-                self._schema,
-                fields=self._settings.fields,
-                allow_pickle=self._settings.allow_pickle,
-                serializers=self._settings.serializers,
-                strict=all(record.check is not None for record in snapshot.index.chunks),
-            )
-            self._chunks = OpenChunks(snapshot, decoder, verify=self._settings.verify)
+    def _check_refresh(self) -> None:
+        if self._subsampled is None:
+            raise ValueError("a subset, or a dataset opened with index_path=, stays at its version: refresh the dataset it was taken from.")
+
+    def _arrange_all(self) -> None:
+        factor, shuffle, seed = self._subsampled or (1.0, False, 0)
+        regions = [Region(number, 0, record.samples) for number, record in enumerate(self._snapshot.index.chunks)]
+        self._arrange(subsample_regions(regions, factor, shuffle=shuffle, seed=seed))
 
     def _arrange(self, regions: list[Region]) -> None:
         self._regions = regions
@@ -155,7 +143,7 @@ class StreamingDataset:
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_chunks"], state["_schema"], state["_starts"], state["_sizes"], state["_keys"]
+        del state["_chunks"], state["_lease"], state["_schema"], state["_starts"], state["_sizes"], state["_keys"]
         state["_snapshot"] = (self._snapshot.store.url, self._snapshot.index.source, self._snapshot.index.file)
         return state
 
@@ -173,33 +161,9 @@ class StreamingDataset:
     # --- what it is --------------------------------------------------------------------------------------------------
 
     @property
-    def path(self) -> str:
-        """Where the dataset is."""
-        return self._snapshot.store.url
-
-    @property
-    def version(self) -> int:
-        """The version that is read; 0 for a dataset that another program wrote."""
-        return self._snapshot.version
-
-    @property
-    def schema(self) -> Schema | None:
-        """Fields and leaf types of the samples; None for a dataset that never had one."""
-        return self._schema
-
-    @property
     def samples(self) -> int:
         """Number of samples, over all ranks and workers."""
         return self._length
-
-    @property
-    def attributes(self) -> Mapping[str, Any]:
-        """What ``liveset.set_attributes`` recorded: name, licence, free text."""
-        return self._snapshot.index.attributes
-
-    def info(self) -> DatasetInfo:
-        """Return samples, chunks, bytes, schema and versions of the dataset."""
-        return describe(self._snapshot)
 
     def __repr__(self) -> str:
         return f"StreamingDataset({self.path!r}, version={self.version}, samples={self._length})"
@@ -207,7 +171,7 @@ class StreamingDataset:
     # --- by position -------------------------------------------------------------------------------------------------
 
     @overload
-    def __getitem__(self, index: int) -> Any: ...
+    def __getitem__(self, index: SupportsIndex) -> Any: ...
     @overload
     def __getitem__(self, index: slice) -> list[Any]: ...
     @overload
@@ -307,7 +271,8 @@ class StreamingDataset:
             else:
                 regions.append(Region(self._regions[number].chunk, slot, slot + 1))
         other = copy.copy(self)
-        other._arrange(regions)  # noqa: SLF001 - another object of this class
+        other._subsampled = None  # noqa: SLF001 - another object of this class
+        other._arrange(regions)  # noqa: SLF001 - same
         return other
 
     # --- in training order -------------------------------------------------------------------------------------------
@@ -326,18 +291,19 @@ class StreamingDataset:
         grid = detect_grid(workers=1, batch=self.batch_size)
         order = region_order(len(self._regions), shuffle=self.shuffle, seed=self.seed, epoch=self.current_epoch)
         mine = shares(self._sizes, order, grid, self._drops_last(grid))
-        samples: Iterator[Any] = chain.from_iterable(chain(map(self._read_share, mine, repeat(self.current_epoch)), self._end_of_epoch()))
+        read = partial(self._read_share, self._chunks, self._regions)  # those of now, whatever is opened before the pass ends
+        samples: Iterator[Any] = chain.from_iterable(chain(map(read, mine, repeat(self.current_epoch)), self._end_of_epoch()))
         for transform in self._transforms:
             samples = map(transform, samples)
         return samples
 
-    def _read_share(self, share: Share, epoch: int) -> Iterator[Any]:
-        assert self._chunks is not None
-        number, first, _ = self._regions[share.region]
-        chunk = self._chunks[number]
+    def _read_share(self, chunks: OpenChunks | None, regions: Sequence[Region], share: Share, epoch: int) -> Iterator[Any]:
+        assert chunks is not None
+        number, first, _ = regions[share.region]
+        chunk = chunks[number]
         if not self.shuffle:
             return chunk.iterate(first + share.start, first + share.stop)
-        order = positions(share, len(self._regions), seed=self.seed, epoch=epoch, window=self._window)
+        order = positions(share, len(regions), seed=self.seed, epoch=epoch, window=self._window)
         return map(chunk.read, [first + position for position in order] if first else order)
 
     def _end_of_epoch(self) -> Iterator[tuple[()]]:
@@ -367,21 +333,6 @@ class StreamingDataset:
     def set_num_workers(self, num_workers: int) -> None:
         """Set the number of loader workers that the length is told for."""
         self.num_workers = max(num_workers, 1)
-
-
-def _resolve(input_dir: str | os.PathLike[str], index_path: str | os.PathLike[str] | None, version: int | None) -> Snapshot:
-    store = open_store(input_dir)
-    if index_path is None:
-        return open_snapshot(store, version)
-    if version is not None:
-        raise ValueError("index_path= and version= both choose what is read: give one of them.")
-    file = Path(index_path)
-    file = file / "index.json" if file.is_dir() else file
-    try:
-        data = file.read_bytes()
-    except FileNotFoundError as error:
-        raise DatasetNotFound(f"index_path= names {file}, which does not exist.", path=os.fspath(file)) from error
-    return Snapshot(store, Index.parse(data, os.fspath(file)))
 
 
 def _register_with_torch() -> None:

@@ -90,7 +90,7 @@ def _open(snapshot: Snapshot) -> OpenChunks | None:
     if config is None:
         return None
     schema = Schema.from_config(config, snapshot.index.file)
-    return OpenChunks(snapshot, Decoder(schema, strict=snapshot.index.edit is not None))
+    return OpenChunks(snapshot, Decoder(schema, strict=not snapshot.index.has_foreign_chunks))
 
 
 def _check(snapshot: Snapshot, chunks: OpenChunks | None, number: int, record: ChunkRecord) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from liveset.errors import SampleError
+from liveset.format.fields import field_value
 from liveset.format.keytable import Key, normalize_key
 
 KeyFunction: TypeAlias = Callable[[Any], Any]
-
-_STEP = re.compile(r"\[(-?\d+)\]|\.?([^.\[\]]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +45,3 @@ class KeyRule:
         except (TypeError, UnicodeDecodeError) as error:
             where = f"field {self.field!r}" if self.field is not None else "key_fn"
             raise SampleError(f"the key from {where} cannot be used: {error}", field=self.field or "") from error
-
-
-def field_value(sample: Any, field: str) -> Any:
-    """Return what stands in a field of a sample, by a name such as ``meta.id`` or ``pair[0]``."""
-    if isinstance(sample, dict) and field in sample:
-        return sample[field]
-    value = sample
-    for index, name in _STEP.findall(field):
-        value = value[int(index)] if index else value[name]
-    return value

@@ -12,7 +12,7 @@ from liveset.edit.commit import commit
 from liveset.edit.keyfiles import KeyWriter
 from liveset.edit.publish import layout, publish_keys, require_parquet
 from liveset.edit.versions import find_session
-from liveset.errors import Conflict, DatasetError, DatasetExists, OverwriteConflict, SchemaConflict
+from liveset.errors import Conflict, DatasetError, DatasetExists, OverwriteConflict, SchemaConflict, SessionExpired
 from liveset.format.codec import Compression
 from liveset.format.config import make_config
 from liveset.format.index import Index
@@ -45,6 +45,7 @@ class CommitWishes:
     session: str | None = None
     message: str = ""
     num_shards: int = 1
+    resumed: bool = False
 
 
 class Target:
@@ -193,7 +194,7 @@ class Target:
             return (Append if self.mode == "append" else Overwrite)(config, tuple(chunk.record for chunk in chunks), keys=made)
 
         try:
-            index = commit(self.store, prepare, self.base, session=wishes.session, message=wishes.message)
+            index = commit(self.store, prepare, self.base, session=wishes.session, message=wishes.message, resumed=wishes.resumed)
         except OverwriteConflict as error:
             if self.mode is None:
                 raise DatasetExists(dataset_exists_message(self.store.url)) from error
@@ -212,7 +213,7 @@ class Target:
 
     def may_hold(self, error: BaseException) -> bool:
         """Return whether a commit that ended in an error may have made our chunks part of the dataset all the same."""
-        if isinstance(error, Conflict | DatasetExists):
+        if isinstance(error, Conflict | DatasetExists | SessionExpired):
             return False
         try:
             now = _read(self.store)

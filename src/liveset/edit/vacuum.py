@@ -1,0 +1,241 @@
+"""Vacuum: forgets old versions, and deletes the files that no version needs.
+
+Before anything is deleted, a fence is committed that says what may go from now on. Writers and readers that meet the fence know that their
+files or their version may be gone, and those that came before it have made the commit of the fence fail. So no waiting time is needed for
+safety; the grace is for runs that have not committed yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from liveset.edit.changes import ASIDE, Expire, files_of
+from liveset.edit.commit import Policy, commit
+from liveset.edit.retention import Kind, Plan, Survey, kind_of, survey
+from liveset.errors import Conflict, NotFound, UnsupportedFormat, VersionExpired
+from liveset.format.index import Index
+from liveset.format.stamp import WRITE_FEATURES
+from liveset.lease import LEASES, leased_versions
+from liveset.snapshot import entries, open_snapshot
+from liveset.storage import Entry, Store, open_store, version_name
+
+__all__ = ["Keep", "VacuumReport", "vacuum", "vacuum_store"]
+
+_log = logging.getLogger("liveset")
+
+Keep = timedelta | int
+"""Versions to keep: those that were the newest within a time, or the last so many that changed the content."""
+
+WEEK = timedelta(days=7)
+DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class VacuumReport:
+    """What a vacuum did, or would do.
+
+    Attributes:
+        path: of the dataset.
+        dry_run: whether nothing was done.
+        version: of the commit that forgot the versions; None when there was nothing to do, or with ``dry_run``.
+        kept: numbers of the versions that can be read afterwards, oldest first.
+        pinned: those among them, or of expired versions whose files were spared, that readers hold.
+        expired: numbers of the versions that were forgotten.
+        deleted: names of the deleted files by kind (``chunk``, ``key table``, ``checkpoint``, ``temporary file``, ``lease``, ``version``).
+        freed: their bytes.
+        unknown: names of files that liveset does not know; they were left alone.
+    """
+
+    path: str
+    dry_run: bool
+    version: int | None
+    kept: tuple[int, ...]
+    pinned: tuple[int, ...]
+    expired: tuple[int, ...]
+    deleted: Mapping[str, tuple[str, ...]]
+    freed: int
+    unknown: tuple[str, ...]
+
+    @property
+    def files(self) -> int:
+        """Number of deleted files."""
+        return sum(map(len, self.deleted.values()))
+
+
+def vacuum(path: str | os.PathLike[str], *, keep: Keep = WEEK, grace: timedelta = DAY, dry_run: bool = False) -> VacuumReport:
+    """Forget old versions of a dataset and delete the files that only they needed, and those that runs left behind.
+
+    Versions with a tag, versions that a reader has pinned, and the newest version stay. Others may read and write meanwhile: a reader of an
+    expired version gets ``VersionExpired``, and a run whose files are older than the grace and that has not committed gets
+    ``SessionExpired``, unless it works with a checkpoint.
+
+    Args:
+        path: of the dataset.
+        keep: a time: versions that were the newest one at some moment of it stay; or a number: so many of the last versions that changed
+            the content stay.
+        grace: files younger than this stay, since a run may be about to commit them.
+        dry_run: only tell what would be done.
+
+    Returns:
+        What was deleted, and what was left.
+
+    Raises:
+        DatasetNotFound: there is no dataset.
+        Conflict: others committed all the time, so that no moment was found; nothing was deleted.
+        UnsupportedFormat: the dataset may only be changed by a newer liveset.
+
+    Example:
+        >>> import datetime, liveset
+        >>> liveset.vacuum(path, dry_run=True).files
+        0
+        >>> liveset.vacuum(path, keep=datetime.timedelta(days=30)).kept
+        (1, 2)
+    """
+    return vacuum_store(open_store(path), keep=keep, grace=grace, dry_run=dry_run)
+
+
+def vacuum_store(
+    store: Store, *, keep: Keep = WEEK, grace: timedelta = DAY, dry_run: bool = False, policy: Policy | None = None
+) -> VacuumReport:
+    """Do what ``vacuum`` does, in any store."""
+    _check(keep, grace)
+    policy = policy or Policy()
+    for attempt in range(policy.attempts):
+        if attempt:
+            policy.pause(attempt)
+        now = store.now()
+        head = open_snapshot(store).index
+        _check_head(store, head)
+        found = survey(head, store.list(""), now, grace)
+        if head.edit is None:
+            return _report(store, found, None, {}, dry_run=dry_run)
+        try:
+            plan = found.plan(_first_kept(store, found, keep))
+            doomed = plan.without(_needed(store, plan.candidates, plan.stay))
+        except NotFound:
+            continue  # another vacuum was quicker, and has removed a version that was listed
+        if dry_run or not _worth_a_commit(found, plan, doomed):
+            return _report(store, found, plan, doomed, dry_run=dry_run)
+        try:
+            told = f"{len(doomed)} files and {len(plan.expired)} versions"
+            # The plan holds for this head alone: whoever commits before the fence is up makes it worthless.
+            fenced = commit(store, Expire(plan.fence), head, message=told, policy=_once(policy))
+        except Conflict:
+            continue
+        return _delete(store, found, plan, doomed, fenced.version)
+    raise Conflict(f"gave up after losing {policy.attempts} races: others commit to {store.url} all the time. Nothing was deleted.")
+
+
+def _check(keep: Keep, grace: timedelta) -> None:
+    if isinstance(keep, bool) or not isinstance(keep, timedelta | int):
+        raise TypeError(f"keep must be a timedelta or a number of versions, not {keep!r}.")
+    if (keep.total_seconds() if isinstance(keep, timedelta) else keep) < 0:
+        raise ValueError(f"keep must not be negative: {keep!r}.")
+    if not isinstance(grace, timedelta):
+        raise TypeError(f"grace must be a timedelta, not {grace!r}.")
+    if grace < timedelta(0):
+        raise ValueError(f"grace must not be negative: {grace!r}.")
+
+
+def _check_head(store: Store, head: Index) -> None:
+    unknown = sorted(set(head.edit.requires_write) - WRITE_FEATURES) if head.edit is not None else []
+    if unknown:
+        raise UnsupportedFormat(
+            f"{store.url} may only be changed by a newer liveset: it needs {', '.join(map(repr, unknown))} (edit.requires.write)."
+        )
+
+
+def _once(policy: Policy) -> Policy:
+    return Policy(1, policy.sends, policy.first_pause, policy.longest_pause, policy.now, policy.token, policy.sleep)
+
+
+def _first_kept(store: Store, found: Survey, keep: Keep) -> int:
+    """The first version that is kept for its age or its place."""
+    if isinstance(keep, timedelta):
+        return found.kept_since(keep)
+    if keep == 0:
+        return found.head.version
+    left = keep
+    with suppress(VersionExpired):
+        for entry in entries(store, found.head):
+            # Tags and fences make versions, too, but nobody who wants the last ten means those.
+            left -= entry.op not in ASIDE
+            if left == 0:
+                return entry.version
+    return 0
+
+
+def _needed(store: Store, files: Iterable[str], versions: Iterable[int]) -> set[str]:
+    """Those of the files that one of the versions needs; reads as many of their indexes as there is doubt."""
+    doubtful = {name for name in files if kind_of(name) in (Kind.CHUNK, Kind.KEYS)}
+    needed: set[str] = set()
+    for version in sorted(versions, reverse=True):
+        if not doubtful:
+            break
+        named = files_of(Index.parse(store.read(version_name(version)), version_name(version)))
+        needed |= doubtful & named
+        doubtful -= named
+    return needed
+
+
+def _worth_a_commit(found: Survey, plan: Plan, doomed: Mapping[str, Entry]) -> bool:
+    """Whether there is more to do than to forget the version before the last fence: a vacuum each night would find that for ever."""
+    before = {found.fence.version - 1} if found.fence is not None else set()
+    return bool(doomed) or not plan.expired <= before
+
+
+def _delete(store: Store, found: Survey, plan: Plan, doomed: dict[str, Entry], fence: int) -> VacuumReport:
+    # A reader may have pinned a version after the listing and looked for a fence before there was one.
+    late = leased_versions(store.list(LEASES), found.now).live - found.leased
+    spared = late & plan.expired
+    for version in spared:
+        # A version of which an earlier vacuum has removed even the index cannot be saved; its reader has met that one's fence.
+        with suppress(NotFound):
+            doomed = {name: doomed[name] for name in doomed.keys() - _needed(store, doomed, [version])}
+    store.delete(sorted(doomed))
+    # Last, so that a vacuum that breaks off leaves no version that looks younger than it is.
+    store.delete(version_name(version) for version in sorted(plan.expired - spared))
+    report = _report(store, found, plan, doomed, dry_run=False, version=fence, late=spared)
+    _log.info("vacuum of %s: %d files deleted, %d versions kept", store.url, report.files, len(report.kept))
+    return report
+
+
+def _report(
+    store: Store,
+    found: Survey,
+    plan: Plan | None,
+    doomed: Mapping[str, Entry],
+    *,
+    dry_run: bool,
+    version: int | None = None,
+    late: frozenset[int] = frozenset(),
+) -> VacuumReport:
+    acted = dry_run or version is not None
+    expired = plan.expired - late if plan is not None and acted else frozenset()
+    sizes = {entry.name: entry.size for entry in found.files[Kind.VERSION]}
+    by_kind: dict[str, list[str]] = {}
+    for name in doomed:
+        kind = kind_of(name)
+        assert kind is not None
+        by_kind.setdefault(kind.value, []).append(name)
+    if expired:
+        by_kind[Kind.VERSION.value] = [version_name(number) for number in expired]
+    kept = (set(found.versions) - expired - late) | {found.head.version} | ({version} if version is not None else set())
+    if plan is not None:
+        kept = {number for number in kept if number > found.head.version or plan.fence.keeps(number)}
+    return VacuumReport(
+        path=store.url,
+        dry_run=dry_run,
+        version=version,
+        kept=tuple(sorted(kept)),
+        pinned=tuple(sorted((found.leased | late) & {*found.versions, found.head.version})),
+        expired=tuple(sorted(expired)),
+        deleted={kind: tuple(sorted(names)) for kind, names in sorted(by_kind.items())},
+        freed=sum(entry.size for entry in doomed.values()) + sum(sizes[version_name(number)] for number in expired),
+        unknown=found.unknown,
+    )

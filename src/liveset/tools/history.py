@@ -1,0 +1,264 @@
+"""History: what was committed to a dataset, names for versions, and the way back."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+from liveset.edit import versions
+from liveset.edit.changes import Restore, Retag, files_of
+from liveset.edit.commit import commit
+from liveset.edit.publish import publish_keys
+from liveset.errors import VersionExpired, VersionNotFound
+from liveset.format.index import Index
+from liveset.format.stamp import HistoryEntry
+from liveset.snapshot import entries, open_snapshot
+from liveset.snapshot import Version as Wanted
+from liveset.storage import Store, open_store
+
+Path = str | os.PathLike[str]
+
+# A name that looks like a number or a time would be taken for one on the command line.
+_TAG = re.compile(r"[^\W\d][\w.+/-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version in the history of a dataset.
+
+    Attributes:
+        version: its number; 0 is what another program wrote before the first commit.
+        when: when it was committed, with time zone; None for version 0.
+        op: what the commit did: append, overwrite, replace, restore, tag, fence (a vacuum), ...
+        message: what the caller said about it.
+        author: who made it, if the caller said so.
+        session: name of the piece of work; random unless the caller gave one.
+        tags: its names.
+        available: whether it can still be opened.
+        samples: how many samples it has; None where it is not available, like what follows.
+        chunks: how many chunk files it has.
+        size: bytes of the chunk files, before compression of whole files.
+        alone: bytes on disk that no other version uses: what would be free if only this one were forgotten.
+    """
+
+    version: int
+    when: datetime | None
+    op: str
+    message: str = ""
+    author: str = ""
+    session: str = ""
+    tags: tuple[str, ...] = ()
+    available: bool = False
+    samples: int | None = None
+    chunks: int | None = None
+    size: int | None = None
+    alone: int | None = None
+
+
+def history(path: Path) -> list[Version]:
+    """List the versions of a dataset, newest first, as far back as it is known.
+
+    Versions that a vacuum has forgotten are listed as long as the newest one remembers them, without their facts.
+
+    Args:
+        path: of the dataset.
+
+    Raises:
+        DatasetNotFound: there is no dataset.
+
+    Example:
+        >>> [(version.version, version.op, version.samples) for version in liveset.history(path)]
+        [(2, 'append', 120), (1, 'overwrite', 100)]
+    """
+    store = open_store(path)
+    head = open_snapshot(store).index
+    lines = [(entry, _index(store, head, entry.version)) for entry in _known(store, head)]
+    first = lines[-1][0].version if lines else 1
+    if first == 1 and (adopted := _index(store, head, 0)) is not None:
+        lines.append((HistoryEntry(0, "", "foreign", ""), adopted))
+    alone = _alone(store, {entry.version: files_of(index) for entry, index in lines if index is not None})
+    tags: dict[int, list[str]] = {}
+    for name, version in sorted(head.edit.tags.items()) if head.edit is not None else ():
+        tags.setdefault(version, []).append(name)
+    found = []
+    for entry, index in lines:
+        version = Version(
+            version=entry.version,
+            when=entry.time if entry.committed_at else None,
+            op=entry.op,
+            message=entry.message,
+            author=entry.author,
+            session=entry.session,
+            tags=tuple(tags.get(entry.version, ())),
+            available=index is not None,
+            samples=None if index is None else index.samples,
+            chunks=None if index is None else len(index.chunks),
+            size=None if index is None else index.size,
+            alone=alone.get(entry.version),
+        )
+        found.append(version)
+    return found
+
+
+def _known(store: Store, head: Index) -> Iterator[HistoryEntry]:
+    with suppress(VersionExpired):
+        yield from entries(store, head)
+
+
+def _index(store: Store, head: Index, version: int) -> Index | None:
+    if version == head.version:
+        return head
+    try:
+        return open_snapshot(store, version).index
+    except (VersionExpired, VersionNotFound):
+        return None
+
+
+def _alone(store: Store, files: dict[int, set[str]]) -> dict[int, int]:
+    """Return for each version the bytes of the files that only it names."""
+    sizes = {entry.name: entry.size for prefix in ("chunk-", "_liveset/keys/") for entry in store.list(prefix)}
+    owner: dict[str, int | None] = {}
+    for version, names in files.items():
+        for name in names:
+            owner[name] = None if name in owner else version
+    alone = dict.fromkeys(files, 0)
+    for name, only in owner.items():
+        if only is not None:
+            alone[only] += sizes.get(name, 0)
+    return alone
+
+
+def tag(path: Path, name: str, version: Wanted | None = None, *, move: bool = False, message: str = "", author: str = "") -> int:
+    """Give a version a name, by which it can be opened, and which keeps it from every vacuum. The name is a commit of its own.
+
+    Args:
+        path: of the dataset.
+        name: begins with a letter; then letters, digits and ``. _ + - /``.
+        version: number, other tag or time of the version; None is the newest.
+        move: take the name from another version that has it.
+        message: what the history says about it.
+        author: who does this.
+
+    Returns:
+        The number of the version that has the name now.
+
+    Raises:
+        ValueError: the name is not allowed, or another version has it.
+        VersionNotFound, VersionExpired: there is no such version.
+        Conflict: somebody else gave the name to another version meanwhile.
+
+    Example:
+        >>> liveset.tag(path, "paper", 1)
+        1
+        >>> liveset.StreamingDataset(path, version="paper").version
+        1
+    """
+    if not isinstance(name, str) or not _TAG.fullmatch(name):
+        raise ValueError(f"{name!r} cannot be a tag: a tag begins with a letter, and has up to 100 letters, digits and . _ + - / in all.")
+    store = open_store(path)
+    chosen = open_snapshot(store, version).version
+    base = open_snapshot(store).index
+    now = base.edit.tags.get(name) if base.edit is not None else None
+    if now == chosen:
+        return chosen
+    if now is not None and not move:
+        raise ValueError(f"the tag {name!r} names version {now} of {store.url}: move=True gives it to version {chosen}.")
+    commit(store, Retag(name, chosen), base, message=message, author=author)
+    return chosen
+
+
+def untag(path: Path, name: str, *, message: str = "", author: str = "") -> int:
+    """Take a name away from a version, and return the number of the version. A vacuum may forget it then.
+
+    Args:
+        path: of the dataset.
+        name: to remove.
+        message: what the history says about it.
+        author: who does this.
+
+    Raises:
+        VersionNotFound: there is no such tag.
+        Conflict: somebody else gave the name to another version meanwhile.
+
+    Example:
+        >>> liveset.untag(path, "paper")
+        1
+    """
+    store = open_store(path)
+    base = open_snapshot(store).index
+    if base.edit is None or name not in base.edit.tags:
+        raise VersionNotFound(f"{store.url} has no tag {name!r}.", tag=name)
+    commit(store, Retag(name, None), base, message=message, author=author)
+    return base.edit.tags[name]
+
+
+def restore(
+    path: Path, version: Wanted, *, force: bool = False, message: str = "", author: str = "", session: str | None = None
+) -> int:
+    """Make the content of an earlier version the newest one: its samples, their order, keys, schema and attributes.
+
+    Nothing is rewritten and nothing is lost: this is a commit like any other, and the versions between stay until a vacuum. Tags stay.
+
+    Args:
+        path: of the dataset.
+        version: number, tag or time of the version.
+        force: also undo what others committed while this call was at work.
+        message: what the history says about it.
+        author: who does this.
+        session: name of the piece of work, which is never done twice.
+
+    Returns:
+        The number of the new version; the newest one, if it has that content already.
+
+    Raises:
+        VersionNotFound, VersionExpired: there is no such version, or it is gone.
+        OverwriteConflict: others committed meanwhile.
+        ValueError: the version has keys of another program, which cannot be brought back.
+
+    Example:
+        >>> liveset.restore(path, 1, message="the labels of version 2 were wrong")
+        3
+    """
+    store = open_store(path)
+    base = open_snapshot(store).index
+    old = open_snapshot(store, version).index
+    if session is None and _same(old, base):
+        return base.version
+    if old.edit is None and old.layout_of_keys:
+        raise ValueError(
+            f"version {old.version} of {store.url} has keys that another program published, and those are not kept with the version. "
+            "Restore a later version, which has keys of its own, or export this one."
+        )
+    index = commit(store, Restore(old, force), base, session=session, message=message or f"version {old.version}", author=author)
+    if index.edit is not None and index.edit.key_files is not None:
+        publish_keys(store, index)
+    return index.version
+
+
+def _same(a: Index, b: Index) -> bool:
+    keys_of_a, keys_of_b = (index.edit.key_files if index.edit is not None else None for index in (a, b))
+    return (a.chunks, a.config, a.attributes, keys_of_a) == (b.chunks, b.config, b.attributes, keys_of_b)
+
+
+def was_committed(path: Path, session: str) -> bool:
+    """Tell whether a piece of work is in the history of a dataset: the answer to ``CommitUnknown``, and to a job that was killed.
+
+    Args:
+        path: of the dataset.
+        session: the name that ``optimize`` or ``dataset_update`` was given, or ``error.session``.
+
+    Raises:
+        VersionExpired: what is left of the history after a vacuum does not say.
+
+    Example:
+        >>> liveset.was_committed(path, "nightly-118")
+        False
+    """
+    return versions.was_committed(open_store(path), session)
+
+
+__all__ = ["Version", "history", "restore", "tag", "untag", "was_committed"]
