@@ -87,7 +87,9 @@ def test_a_chunk_beyond_the_format_is_refused_up_front() -> None:
         pack_classic([Huge(), Huge()])
 
 
-@pytest.mark.parametrize("compression", [None, Compression("zstd", "batch", 2), Compression("zstd", "sample"), Compression("zstd", "chunk")])
+@pytest.mark.parametrize(
+    "compression", [None, Compression("zstd", "batch", 2), Compression("zstd", "sample"), Compression("zstd", "chunk")]
+)
 def test_chunks_of_a_narrower_schema_are_rewritten(tmp_path: Path, compression: Compression | None) -> None:
     rows = [{"n": 1, "v": np.zeros(2)}, {"n": 2, "v": np.zeros(2)}, {"n": None, "v": np.zeros((1, 2))}, {"n": 2.5, "v": np.zeros(0)}]
     write_dataset(tmp_path, rows, chunk_size=1, compression=compression)
@@ -101,7 +103,8 @@ def test_chunks_of_a_narrower_schema_are_rewritten(tmp_path: Path, compression: 
 def test_unify_widens_again_when_a_stored_value_needs_it() -> None:
     store = MemoryStore()
     staged = []
-    for rank, rows in enumerate([[{"n": [1]}], [{"n": {"a": math.nan}}], [{"n": [2]}, {"n": "text"}]]):
+    ranks: list[list[dict[str, Any]]] = [[{"n": [1]}], [{"n": {"a": math.nan}}], [{"n": [2]}, {"n": "text"}]]
+    for rank, rows in enumerate(ranks):
         chunks = writer(store, rank=rank)
         for row in rows:
             chunks.add(row)

@@ -217,7 +217,9 @@ def test_an_empty_dataset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @given(rows=st.lists(samples(), min_size=1, max_size=7))
-def test_every_layout_returns_samples_as_they_were(tmp_path_factory: pytest.TempPathFactory, compression: Compression | None, rows: list[Any]) -> None:
+def test_every_layout_returns_samples_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, compression: Compression | None, rows: list[Any]
+) -> None:
     path = tmp_path_factory.mktemp("layout") / "ds"
     write_dataset(path, rows, compression=compression)
     ds = StreamingDataset(path)

@@ -153,7 +153,7 @@ def test_any_byte_changed_never_gives_an_item_of_another_length(at: int, value: 
 def test_few_frames_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     real = codec.decompress
-    
+
     def counted(*arguments: Any, **options: Any) -> bytes:
         calls.append(1)
         return real(*arguments, **options)

@@ -71,7 +71,9 @@ def test_inputs_that_are_read_by_position(inputs: Any, items: list[Any]) -> None
     assert list(found.each(1, 2)) == items[1:2]
 
 
-@pytest.mark.parametrize(("inputs", "length"), [((i for i in range(3)), None), (Sized(), 3), (iter([1, 2, 3]), None), (map(str, [1, 2, 3]), None)])
+@pytest.mark.parametrize(
+    ("inputs", "length"), [((i for i in range(3)), None), (Sized(), 3), (iter([1, 2, 3]), None), (map(str, [1, 2, 3]), None)]
+)
 def test_inputs_that_come_one_after_another(inputs: Any, length: int | None) -> None:
     found = opened(inputs)
     assert isinstance(found, Stream)

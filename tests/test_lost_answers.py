@@ -208,7 +208,7 @@ class ForgetsSessions(protocol._Commit):
 
 def set_name(make: Any, store: Store, session: str | None = "job") -> Index:
     change = SetAttributes({"name": session})
-    result: Index = make(store, change, head_of(store), session, "", AT_ONCE).run()
+    result: Index = make(store, change, head_of(store), session=session, message="", author="", resumed=False, policy=AT_ONCE).run()
     return result
 
 

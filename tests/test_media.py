@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import io
 import functools
+import io
 import random
 import struct
 import subprocess
@@ -147,6 +147,7 @@ def test_wrappers_check_their_arguments() -> None:
     for make in wrappers:
         with pytest.raises(ValueError, match="mutually exclusive"):
             make(quality=50, max_quality=60)
+        bad: Any
         for bad in (0, 101, 50.0, True):
             with pytest.raises(ValueError, match="1 to 100"):
                 make(quality=bad)

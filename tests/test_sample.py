@@ -81,7 +81,7 @@ L = '{"type": null, "context": null, "children_spec": []}'
         ({1: 2, 3: 4}, ["int", "int"], f'[1, {{"type": "builtins.dict", "context": "[1, 3]", "children_spec": [{L}, {L}]}}]'),
         ({"x": [1, 2, 3]}, ["json"], f'[1, {{"type": "builtins.dict", "context": "[\\"x\\"]", "children_spec": [{L}]}}]'),
         (
-            (defaultdict(list, {"k": 1}),),
+            (defaultdict[str, Any](list, {"k": 1}),),
             ["int"],
             '[1, {"type": "builtins.tuple", "context": "null", "children_spec": [{"type": "collections.defaultdict", "context": '
             '{"default_factory_module": "builtins", "default_factory_name": "list", "dict_context": ["k"]}, "children_spec": ['

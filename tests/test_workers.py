@@ -20,6 +20,9 @@ from liveset.errors import SchemaConflict, StorageError, WorkerError
 from liveset.read.dataset import StreamingDataset
 from liveset.write.optimize import optimize
 
+# Newer Pythons warn of forking where there are threads; whoever asks for start_method="fork" has decided that.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+
 HERE, TWO = {"num_workers": 1}, {"num_workers": 2}
 
 

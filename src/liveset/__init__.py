@@ -13,6 +13,7 @@ from liveset import errors as _errors
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from liveset.edit.vacuum import VacuumReport, vacuum
     from liveset.errors import (
         CommitUnknown,
         Conflict,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         SampleError,
         SchemaConflict,
         SessionClosed,
+        SessionExpired,
         StorageError,
         UnsafeStore,
         UnsupportedFormat,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from liveset.read.info import DatasetInfo
     from liveset.tools.attributes import set_attributes
     from liveset.tools.export import export
+    from liveset.tools.history import Version, history, restore, tag, untag, was_committed
     from liveset.tools.keys import build_keys_index
     from liveset.tools.verify import VerifyReport, verify
     from liveset.write.optimize import optimize
@@ -61,12 +64,20 @@ _WHERE = {
     "Schema": "liveset.format.schema",
     "StreamingDataset": "liveset.read.dataset",
     "Text": "liveset.format.media",
+    "VacuumReport": "liveset.edit.vacuum",
     "VerifyReport": "liveset.tools.verify",
+    "Version": "liveset.tools.history",
     "build_keys_index": "liveset.tools.keys",
     "export": "liveset.tools.export",
+    "history": "liveset.tools.history",
     "optimize": "liveset.write.optimize",
+    "restore": "liveset.tools.history",
     "set_attributes": "liveset.tools.attributes",
+    "tag": "liveset.tools.history",
+    "untag": "liveset.tools.history",
+    "vacuum": "liveset.edit.vacuum",
     "verify": "liveset.tools.verify",
+    "was_committed": "liveset.tools.history",
 }
 _WHERE.update(dict.fromkeys(_errors.__all__, "liveset.errors"))
 
@@ -98,21 +109,30 @@ __all__ = [
     "Schema",
     "SchemaConflict",
     "SessionClosed",
+    "SessionExpired",
     "StorageError",
     "StreamingDataset",
     "Text",
     "UnsafeStore",
     "UnsupportedFormat",
+    "VacuumReport",
     "VerifyReport",
+    "Version",
     "VersionExpired",
     "VersionNotFound",
     "WorkerError",
     "__version__",
     "build_keys_index",
     "export",
+    "history",
     "optimize",
+    "restore",
     "set_attributes",
+    "tag",
+    "untag",
+    "vacuum",
     "verify",
+    "was_committed",
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import liveset
+from liveset.cli.versions import versions
 
 app = typer.Typer(
     name="liveset",
@@ -20,6 +21,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example:  [bold]liveset demo[/bold]",
 )
+
+app.add_typer(versions)
 
 DatasetPath = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of the dataset.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

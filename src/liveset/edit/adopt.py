@@ -78,8 +78,11 @@ def adopt_store(store: Store, *, message: str = "", policy: Policy | None = None
 
 def remove_unnamed(store: Store, written: Iterable[str], index: Index | None) -> None:
     """Remove those of our files that a version does not name; a failure is logged, since a vacuum removes them too."""
+    superseded = sorted({*written} - files_of(index))
+    if not superseded:
+        return
     try:
-        store.delete(sorted({*written} - files_of(index)))
+        store.delete(superseded)
     except (DatasetError, OSError) as error:
         _log.warning("files that are not needed any more could not be removed: %s", error)
 

@@ -7,14 +7,14 @@ lost; after it, the outcome is read back from the head wherever the answer does 
 from __future__ import annotations
 
 import logging
-import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from itertools import takewhile
 from typing import TypeAlias
 
 from liveset.edit.changes import IN_PLACE, Change, Stamp, apply, files_of, staged_files
@@ -205,11 +205,10 @@ class _Commit:
         staged = {name for name in staged_files(change) - files_of(parent) if not fence.spares(name)}
         if not staged:
             return
-        prefix = os.path.commonprefix(sorted(staged))
-        fresh = {entry.name for entry in self.store.list(prefix) if entry.modified > fence.cutoff}
+        fresh = {entry.name for entry in self.store.list(_common_start(staged)) if entry.modified > fence.cutoff}
         if gone := sorted(staged - fresh):
             raise SessionExpired(
-                f"a vacuum ran over this session and may have deleted {len(gone)} of its files, such as {gone[0]}: they were written before "
+                f"a vacuum ran over this session and may have deleted {len(gone)} of its files, such as {gone[0]}: they are from before "
                 f"{fence.cutoff.isoformat()}. Nothing was committed; start again.",
                 file=gone[0],
             )
@@ -234,7 +233,8 @@ class _Commit:
         """The published keys that would name other samples after the change: an old tool would believe them."""
         if isinstance(change, IN_PLACE):
             return []  # positions stay, so at worst the newest keys are missing there
-        return [entry.name for prefix in ("keys/", "keys.parquet") for entry in self.store.list(prefix) if entry.name.endswith(".parquet")]
+        shards = [entry.name for entry in self.store.list("keys/shard-") if entry.name.endswith(".parquet")]
+        return shards + [entry.name for entry in self.store.list("keys.parquet") if entry.name == "keys.parquet"]
 
     def swap(self, head: Head | None, parent: Index | None, new: Index, outdated: list[str]) -> bool:
         """Sends the new head until its fate is known: True if it is in the history, False if it never will be."""
@@ -276,6 +276,12 @@ class _Commit:
             f"liveset.was_committed(..., {self.session!r}) tells later.",
             session=self.session,
         )
+
+
+def _common_start(names: Collection[str]) -> str:
+    """What all names begin with."""
+    first, last = min(names), max(names)
+    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
 
 
 class _Unread(DatasetError):

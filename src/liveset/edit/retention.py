@@ -162,9 +162,7 @@ def survey(head: Index, listing: Iterable[Entry], now: datetime, grace: timedelt
     replaced = dict(zip(archived, [*(versions[version] for version in archived[1:]), head_time], strict=False))
     cutoff = now - grace
     lapsed = frozenset(leases.lapsed)
-    return Survey(
-        head, now, cutoff, files, replaced, leases.live, lapsed, _live_runs(files[Kind.STAGED], cutoff), tuple(sorted(unknown))
-    )
+    return Survey(head, now, cutoff, files, replaced, leases.live, lapsed, _live_runs(files[Kind.STAGED], cutoff), tuple(sorted(unknown)))
 
 
 def _number(name: str) -> int:
@@ -181,4 +179,3 @@ def _live_runs(entries: Iterable[Entry], cutoff: datetime) -> dict[str, frozense
         if age_of(entry) > cutoff:
             live.add(run)
     return {run: frozenset(found) for run, found in tokens.items() if run in live}
-

@@ -174,11 +174,12 @@ class DatasetUpdate:
         if self._closed:
             more = "" if self._closed == "committed" else " or after its `with` block"
             raise SessionClosed(f"Cannot modify dataset_update after commit(){more}.")
+        if self._unknown:  # it may have landed as it was, and would not be done twice
+            raise SessionClosed("Cannot modify dataset_update after commit(): its outcome is not known yet. Call commit() again.")
         key = self._key(key)
         if self._field:
             self._check_field(key, sample)
         self._staged.put(key, self._encode(key, sample))
-        self._work = None
 
     def replace(self, key: Any, sample: Any) -> None:
         """Stage a sample: the same as ``update[key] = sample``."""
@@ -253,7 +254,7 @@ class DatasetUpdate:
                 keys=tuple(missing),
             )
         meter = Meter() if self._on_progress is None else None
-        if self._work is None or not self._unknown:
+        if self._work is None or not self._unknown:  # after an unknown outcome the same files are sent again
             self._work = Replacement(self._base, places, self._staged, self._decoder, meter or self._on_progress or _silent)
         try:
             index = self._run(self._work, message)

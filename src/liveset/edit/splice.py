@@ -17,7 +17,7 @@ import numpy as np
 
 from liveset.errors import SampleError
 from liveset.format import codec
-from liveset.format.arrow import ArrowChunk, is_arrow
+from liveset.format.arrow import ArrowChunk, end_mark, is_arrow
 from liveset.format.arrowsplice import same_row, splice_rows
 from liveset.format.chunk import MAX_CHUNK_SIZE, Buffer, read_offsets
 from liveset.format.framed import FramedItems, is_framed, sample_item
@@ -143,7 +143,8 @@ class _Items:
             buffers += [view[start : int(offsets[slot])], item]
             start = int(offsets[slot + 1])
         buffers.append(view[start : int(offsets[-1])])
-        return Spliced(buffers, size, codec.checksum(head))
+        mark = end_mark(buffers)
+        return Spliced([*buffers, *mark], size + len(mark), codec.checksum(head))
 
 
 class _WholeFile:

@@ -226,8 +226,9 @@ def _report(
     if expired:
         by_kind[Kind.VERSION.value] = [version_name(number) for number in expired]
     kept = (set(found.versions) - expired - late) | {found.head.version} | ({version} if version is not None else set())
-    if plan is not None:
-        kept = {number for number in kept if number > found.head.version or plan.fence.keeps(number)}
+    fence = plan.fence if plan is not None and acted else found.fence
+    if fence is not None:
+        kept = {number for number in kept if number >= found.head.version or fence.keeps(number)}
     return VacuumReport(
         path=store.url,
         dry_run=dry_run,

@@ -21,9 +21,24 @@ _KEPT_BATCHES = 8
 
 
 def is_arrow(buffer: Buffer) -> bool:
-    """Tell whether a chunk file ends with the footer that marks Arrow rows."""
+    """Tell whether a chunk file ends with the footer that marks Arrow rows; a last item that ends like one does not count."""
     with memoryview(buffer) as view:
-        return len(view) >= _TAIL and bytes(view[-8:]) == MAGIC
+        size = len(view)
+        if size < _TAIL or bytes(view[-8:]) != MAGIC:
+            return False
+        end = 4 + 4 * int.from_bytes(view[:4], "little")
+        return end + 4 > size or int.from_bytes(view[end : end + 4], "little") <= size - _TAIL
+
+
+def end_mark(buffers: Sequence[Buffer]) -> list[bytes]:
+    """Return what must follow the last item of a chunk file: a byte, if the old tool would take its end for the footer of Arrow rows."""
+    tail = b""
+    for buffer in reversed(buffers):
+        with memoryview(buffer) as view:
+            tail = bytes(view[max(len(view) - len(MAGIC) + len(tail), 0) :]) + tail
+        if len(tail) >= len(MAGIC):
+            break
+    return [b"\0"] if tail == MAGIC else []
 
 
 def load_pyarrow() -> Any:

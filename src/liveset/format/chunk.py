@@ -12,7 +12,7 @@ import numpy as np
 
 from liveset.errors import Corrupt, DatasetError, SampleError
 from liveset.format import codec
-from liveset.format.arrow import ArrowChunk, is_arrow
+from liveset.format.arrow import ArrowChunk, end_mark, is_arrow
 from liveset.format.framed import FramedItems, is_framed, sample_item
 from liveset.format.index import ChunkRecord
 from liveset.format.schema import Decoder
@@ -51,7 +51,7 @@ def pack_classic(items: Sequence[bytes]) -> list[bytes]:
         raise SampleError(
             f"a chunk of {offsets[-1]:,} bytes cannot be written: the format ends at 4 GiB per chunk. Use a smaller chunk_size."
         )
-    return [struct.pack("<I", count) + offsets.astype("<u4").tobytes(), *items]
+    return [struct.pack("<I", count) + offsets.astype("<u4").tobytes(), *items, *end_mark(items)]
 
 
 def plain_buffer(view: memoryview) -> Buffer:

@@ -12,6 +12,7 @@ import numpy as np
 
 from liveset.errors import Corrupt, SampleError
 from liveset.format import codec
+from liveset.format.arrow import end_mark
 from liveset.format.codec import Compression
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def pack_framed(items: Sequence[bytes], compression: Compression) -> list[bytes]
         start += len(frame)
         frames.append(frame)
     header = _HEAD.pack(MAGIC, 1, 0, count, width, len(firsts))
-    return [header + logical.astype("<u4").tobytes() + table.tobytes(), *frames]
+    return [header + logical.astype("<u4").tobytes() + table.tobytes(), *frames, *end_mark(frames)]
 
 
 class FramedItems:
@@ -205,7 +206,7 @@ class FramedItems:
         if start > _U32_MAX:
             raise _too_large(start)
         header = _HEAD.pack(MAGIC, 1, 0, self.count, self.frame_items, self.frames)
-        return [header + logical.astype("<u4").tobytes() + table.tobytes(), *frames]
+        return [header + logical.astype("<u4").tobytes() + table.tobytes(), *frames, *end_mark(frames)]
 
 
 def pack_sample_compressed(items: Sequence[bytes], compression: Compression) -> list[bytes]:
@@ -222,7 +223,7 @@ def pack_sample_compressed(items: Sequence[bytes], compression: Compression) -> 
     offsets[1:] += offsets[0]
     if offsets[-1] > _U32_MAX:
         raise _too_large(int(offsets[-1]))
-    return [struct.pack("<I", count) + offsets.astype("<u4").tobytes(), *frames]
+    return [struct.pack("<I", count) + offsets.astype("<u4").tobytes(), *frames, *end_mark(frames)]
 
 
 def sample_item(slot: Buffer, file: str = "") -> bytes:

@@ -77,7 +77,8 @@ def leaf_code(fmt: str, *, allow_pickle: bool = False, serializers: Mapping[str,
     if serializers and (custom := serializers.get(fmt, serializers.get(name))) is not None:
         if hasattr(custom, "setup"):
             custom.setup(fmt)
-        return LeafCode("False", "None", "read_custom({b}[{p}:{e}])", names={"read_custom": custom.deserialize})
+        read = _own("read_custom", fmt)
+        return LeafCode("False", "None", f"{read}({{b}}[{{p}}:{{e}}])", names={read: custom.deserialize})
     if fmt in _SIMPLE:
         return _SIMPLE[fmt]
     if name in _BUILDERS:
@@ -93,20 +94,26 @@ def leaf_code(fmt: str, *, allow_pickle: bool = False, serializers: Mapping[str,
             },
         )
     if media.is_supported(fmt):
+        fits, dumps, loads = (_own(name, fmt) for name in ("media_fits", "media_dumps", "media_loads"))
         return LeafCode(
-            "media_fits({v})",
-            "media_dumps({v})",
-            "media_loads({b}[{p}:{e}])",
+            f"{fits}({{v}})",
+            f"{dumps}({{v}})",
+            f"{loads}({{b}}[{{p}}:{{e}}])",
             names={
-                "media_fits": lambda value: media_family(media.media_format(value)) == media_family(fmt),
-                "media_dumps": lambda value: media.encode_media(value, fmt),
-                "media_loads": lambda data: media.decode_media(fmt, data),
+                fits: lambda value: media_family(media.media_format(value)) == media_family(fmt),
+                dumps: lambda value: media.encode_media(value, fmt),
+                loads: lambda data: media.decode_media(fmt, data),
             },
         )
     raise UnsupportedFormat(
         f"the leaf type {fmt!r} is not supported: pass serializers={{{name!r}: ...}} to read it, or fields=[...] to read the others.",
         format=fmt,
     )
+
+
+def _own(name: str, fmt: str) -> str:
+    """Return a name that no other leaf type uses: the leaves of a sample share one namespace in the generated code."""
+    return f"{name}_{fmt.encode().hex()}"
 
 
 def media_family(fmt: str | None) -> str | None:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain, repeat
-from typing import Any, overload
+from typing import Any, SupportsIndex, overload
 
 from liveset.errors import KeyNotFound, PositionOutOfRange
 from liveset.format.index import Index

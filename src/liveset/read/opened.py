@@ -149,7 +149,7 @@ def open_input(
     if index_path is None:
         return open_version(store, version, held=held)
     if version is not None or held:
-        raise ValueError("index_path= chooses what is read, so neither version= nor pin= can be given beside it.")
+        raise ValueError("index_path= and version= both choose what is read, and pin= holds a version: give one of them.")
     file = Path(index_path)
     file = file / "index.json" if file.is_dir() else file
     try:

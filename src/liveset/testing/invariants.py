@@ -7,12 +7,15 @@ from itertools import pairwise
 
 import xxhash
 
+from liveset.edit.changes import files_of
+from liveset.edit.keyfiles import KEYS
+from liveset.edit.retention import STAGED
 from liveset.edit.versions import list_versions
 from liveset.format.index import ChunkRecord, Index
 from liveset.snapshot import Snapshot, open_snapshot
 from liveset.storage import VERSIONS, Store, version_name
 
-__all__ = ["check_dataset", "stage"]
+__all__ = ["check_dataset", "stage", "unneeded_files"]
 
 
 def stage(store: Store, name: str, samples: int = 1) -> ChunkRecord:
@@ -29,12 +32,13 @@ def check_dataset(store: Store) -> list[Index]:
         return []
     newest = open_snapshot(store).index
     assert newest.digest_matches()
-    first = 0 if newest.version == 0 or (oldest := open_snapshot(store, 1).index.edit) is None or oldest.parent is not None else 1
-    versions = [open_snapshot(store, version) for version in range(first, newest.version + 1)]
+    versions = [open_snapshot(store, version) for version in _kept_numbers(store, newest)]
     for snapshot in versions:
         _check_version(snapshot)
     for parent, child in pairwise(versions):
         assert child.index.edit is not None
+        if child.version != parent.version + 1:
+            continue  # those between have expired
         assert child.index.edit.parent == (parent.version, parent.index.id)
         assert child.index.edit.history == ((parent.index.edit.entry, *parent.index.edit.history)[:64] if parent.index.edit else ())
         assert parent.index.edit is None or parent.index.edit.time < child.index.edit.time, "a version is not later than its parent"
@@ -42,8 +46,32 @@ def check_dataset(store: Store) -> list[Index]:
     sessions = Counter(entry.session for entry in list_versions(store))
     assert not sessions or max(sessions.values()) == 1, f"a session was applied more than once: {sessions}"
     known = {version_name(snapshot.version) for snapshot in versions}
-    assert {entry.name for entry in store.list(VERSIONS)} <= known, "an archived head never was one"
+    archived = {entry.name for entry in store.list(VERSIONS)}
+    if newest.edit is not None and newest.edit.fence is not None:
+        # What a vacuum did not get round to deleting is gone for everybody else.
+        archived -= {version_name(version) for version in range(newest.edit.fence.expired_before)}
+        assert all(newest.edit.fence.keeps(version) for version in newest.edit.tags.values()), "a tag names a version that expired"
+    assert archived <= known, "an archived head never was one"
     return [snapshot.index for snapshot in versions]
+
+
+def unneeded_files(store: Store) -> set[str]:
+    """The names of files of ours that a vacuum without grace must not leave, since no version that is kept needs them."""
+    newest = open_snapshot(store).index
+    numbers = _kept_numbers(store, newest)
+    needed = {name for version in numbers for name in files_of(open_snapshot(store, version).index)}
+    needed |= {version_name(version) for version in numbers}
+    ours = ("chunk-", KEYS, VERSIONS, STAGED)
+    listed = {entry.name for entry in store.list("") if entry.name.startswith(ours) or entry.name.endswith(".tmp")}
+    return listed - needed
+
+
+def _kept_numbers(store: Store, newest: Index) -> list[int]:
+    fence = newest.edit.fence if newest.edit is not None else None
+    if fence is not None and fence.expired_before > 0:
+        return [*fence.kept, *range(fence.expired_before, newest.version + 1)]
+    first = 0 if newest.version == 0 or (oldest := open_snapshot(store, 1).index.edit) is None or oldest.parent is not None else 1
+    return list(range(first, newest.version + 1))
 
 
 def _check_version(snapshot: Snapshot) -> None:

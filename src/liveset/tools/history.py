@@ -16,8 +16,8 @@ from liveset.edit.publish import publish_keys
 from liveset.errors import VersionExpired, VersionNotFound
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
-from liveset.snapshot import entries, open_snapshot
 from liveset.snapshot import Version as Wanted
+from liveset.snapshot import entries, open_snapshot
 from liveset.storage import Store, open_store
 
 Path = str | os.PathLike[str]
@@ -86,7 +86,7 @@ def history(path: Path) -> list[Version]:
         tags.setdefault(version, []).append(name)
     found = []
     for entry, index in lines:
-        version = Version(
+        told = Version(
             version=entry.version,
             when=entry.time if entry.committed_at else None,
             op=entry.op,
@@ -100,7 +100,7 @@ def history(path: Path) -> list[Version]:
             size=None if index is None else index.size,
             alone=alone.get(entry.version),
         )
-        found.append(version)
+        found.append(told)
     return found
 
 
@@ -196,9 +196,7 @@ def untag(path: Path, name: str, *, message: str = "", author: str = "") -> int:
     return base.edit.tags[name]
 
 
-def restore(
-    path: Path, version: Wanted, *, force: bool = False, message: str = "", author: str = "", session: str | None = None
-) -> int:
+def restore(path: Path, version: Wanted, *, force: bool = False, message: str = "", author: str = "", session: str | None = None) -> int:
     """Make the content of an earlier version the newest one: its samples, their order, keys, schema and attributes.
 
     Nothing is rewritten and nothing is lost: this is a commit like any other, and the versions between stay until a vacuum. Tags stay.

@@ -79,7 +79,8 @@ class Run:
         )
         records = [chunk.record for chunk in unified.chunks]
         self._committing = True
-        version = self._target.commit(unified.chunks, unified.schema, settings, replace(self._wishes.commit, resumed=self._checkpoint is not None))
+        wishes = replace(self._wishes.commit, resumed=self._checkpoint is not None)
+        version = self._target.commit(unified.chunks, unified.schema, settings, wishes)
         names = {record.filename for record in records} | _key_tables(version)
         if version is not None and not {record.filename for record in records} <= {record.filename for record in version.chunks}:
             self._staging.discard()  # the session was committed before; these chunks are in no version

@@ -1,0 +1,352 @@
+"""Splicing: replaced samples are the new ones, all others keep their stored bytes, in every layout of a chunk."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liveset.edit import splice as module
+from liveset.edit.splice import changed_slots, fresh_name, open_stored, splice
+from liveset.errors import Corrupt, SampleError, UnsupportedFormat
+from liveset.format import codec
+from liveset.format.arrow import ArrowChunk
+from liveset.format.arrowsplice import check_rows, is_row, same_row
+from liveset.format.chunk import pack_classic
+from liveset.format.codec import Compression
+from liveset.format.framed import FramedItems, pack_framed, pack_sample_compressed
+from liveset.format.index import ChunkRecord
+
+SAMPLE, BATCH, CHUNK = (Compression("zstd", level, 3) for level in ("sample", "batch", "chunk"))
+
+
+def padded(items: Sequence[bytes], gap: int, tail: bytes) -> bytes:
+    """A classic chunk as another program may write it: a gap behind the header, bytes behind the last item."""
+    start = 4 + 4 * (len(items) + 1) + gap
+    offsets = [start]
+    for item in items:
+        offsets.append(offsets[-1] + len(item))
+    return struct.pack(f"<{len(items) + 2}I", len(items), *offsets) + b"\xaa" * gap + b"".join(items) + tail
+
+
+PACKERS: dict[str, tuple[Compression | None, Callable[[Sequence[bytes]], bytes]]] = {
+    "classic": (None, lambda items: b"".join(pack_classic(items))),
+    "foreign": (None, lambda items: padded(items, 5, b"tail")),
+    "sample": (SAMPLE, lambda items: b"".join(pack_sample_compressed(items, SAMPLE))),
+    "sample-by-name-only": (SAMPLE, lambda items: b"".join(pack_classic(items))),
+    "batch": (BATCH, lambda items: b"".join(pack_framed(items, BATCH))),
+    "batch-by-name-only": (BATCH, lambda items: b"".join(pack_classic(items))),
+    "framed-unsaid": (None, lambda items: b"".join(pack_framed(items, BATCH))),
+    "chunk": (CHUNK, lambda items: codec.compress(b"".join(pack_classic(items)), CHUNK)),
+    "chunk-inflated": (CHUNK, lambda items: b"".join(pack_classic(items))),
+}
+
+
+def plain_size(compression: Compression | None, data: bytes) -> int:
+    return len(codec.decompress(data)) if compression is CHUNK and codec.is_frame(data) else len(data)
+
+
+def record(data: bytes, count: int, compression: Compression | None = None) -> ChunkRecord:
+    return ChunkRecord("chunk-0-0.bin", count, plain_size(compression, data))
+
+
+def slots_of(data: bytes, count: int) -> list[bytes]:
+    bounds = struct.unpack_from(f"<{count + 1}I", data, 4)
+    return [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+items_strategy = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("layout", PACKERS)
+@given(st.data())
+def test_replaced_items_are_new_and_all_others_as_they_were(layout: str, data: st.DataObject) -> None:
+    compression, pack = PACKERS[layout]
+    items = data.draw(items_strategy)
+    changes = data.draw(st.dictionaries(st.integers(0, len(items) - 1), st.binary(min_size=1, max_size=60)))
+    old = pack(items)
+    spliced = splice(old, record(old, len(items), compression), compression, changes)
+    new = b"".join(spliced.buffers)
+    expected = [changes.get(slot, item) for slot, item in enumerate(items)]
+    after = ChunkRecord("chunk-0-0-new.bin", len(items), spliced.size, head_check=spliced.head_check)
+    assert plain_size(compression, new) == spliced.size
+    stored = open_stored(new, after, compression)
+    assert [stored.content(slot) for slot in range(len(items))] == expected
+    before = open_stored(old, record(old, len(items), compression), compression)
+    differing = [slot for slot in changes if changes[slot] != items[slot]]
+    assert sorted(changed_slots(before, stored, range(len(items)))) == sorted(differing)
+
+
+@pytest.mark.parametrize("layout", ["classic", "foreign", "sample"])
+@given(st.data())
+def test_untouched_slots_are_bit_identical(layout: str, data: st.DataObject) -> None:
+    compression, pack = PACKERS[layout]
+    items = data.draw(items_strategy)
+    changes = data.draw(st.dictionaries(st.integers(0, len(items) - 1), st.binary(max_size=60)))
+    old = pack(items)
+    new = b"".join(splice(old, record(old, len(items)), compression, changes).buffers)
+    for slot, (before, after) in enumerate(zip(slots_of(old, len(items)), slots_of(new, len(items)), strict=True)):
+        assert slot in changes or before == after
+
+
+def test_untouched_frames_are_bit_identical() -> None:
+    items = [bytes([i]) * 50 for i in range(20)]
+    old = b"".join(pack_framed(items, BATCH))
+    new = b"".join(splice(old, record(old, 20), BATCH, {4: b"longer than before" * 9, 19: b"x"}).buffers)
+    before, after = (module.FramedItems(data, 20) for data in (old, new))
+
+    def frame(chunk: FramedItems, data: bytes, number: int) -> bytes:
+        start = int(chunk._offsets[number])
+        return data[start : start + int(chunk._packed[number])]
+
+    same = [number for number in range(7) if frame(before, old, number) == frame(after, new, number)]
+    assert same == [0, 2, 3, 4, 5]
+
+
+def test_items_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the touched frames is inflated, and nothing is ever turned into samples."""
+    items = [bytes([i]) * 50 for i in range(21)]
+    inflated: list[int] = []
+    inflate = codec.decompress
+    old = b"".join(pack_framed(items, BATCH))
+    monkeypatch.setattr(codec, "decompress", lambda data, **options: inflated.append(1) or inflate(data, **options))
+    splice(old, record(old, 21), BATCH, {4: b"x", 5: b"y", 20: b"z"})
+    assert len(inflated) == 2
+    inflated.clear()
+    old = b"".join(pack_sample_compressed(items, SAMPLE))
+    splice(old, record(old, 21), SAMPLE, {4: b"x"})
+    assert inflated == []
+
+
+@pytest.mark.parametrize("layout", ["classic", "sample", "batch", "chunk"])
+def test_items_that_end_like_an_arrow_file(layout: str) -> None:
+    compression, pack = PACKERS[layout]
+    end = struct.pack("<I", 9) + b"LDARW01\0"
+    old = pack([b"a", b"b" + end])
+    stored = open_stored(old, record(old, 2, compression), compression)
+    assert stored.content(1) == b"b" + end
+    for changes in ({0: b"c"}, {1: b"d" + end}, {0: end, 1: end}, {1: b"other"}):
+        spliced = stored.splice(changes)
+        new = b"".join(spliced.buffers)
+        assert plain_size(compression, new) == spliced.size
+        assert not new.endswith(end), "the old tool would look for Arrow data"
+        again = open_stored(new, ChunkRecord("f", 2, spliced.size), compression)
+        assert [again.content(0), again.content(1)] == [changes.get(0, b"a"), changes.get(1, b"b" + end)]
+
+
+def test_a_large_chunk_is_not_copied_in_memory() -> None:
+    items = [bytes(100_000)] * 50
+    old = b"".join(pack_classic(items))
+    buffers = splice(old, record(old, 50), None, {20: b"x"}).buffers
+    assert len(buffers) == 4
+    assert all(isinstance(part, memoryview) for part in (buffers[1], buffers[3]))
+
+
+def test_four_gigabytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CHUNK_SIZE", 100)
+    old = b"".join(pack_classic([b"a" * 30, b"b" * 30]))
+    splice(old, record(old, 2), None, {1: b"c" * 54})
+    with pytest.raises(SampleError, match="4 GiB"):
+        splice(old, record(old, 2), None, {1: b"c" * 55})
+
+
+def test_a_damaged_file_is_refused() -> None:
+    old = b"".join(pack_classic([b"a" * 30, b"b" * 30]))
+    with pytest.raises(Corrupt):
+        splice(old[:20], ChunkRecord("f", 2, 20), None, {1: b"x"})
+    with pytest.raises(Corrupt):
+        splice(old, ChunkRecord("f", 3, len(old)), None, {1: b"x"})
+
+
+@pytest.mark.parametrize(
+    ("old", "compression", "new"),
+    [
+        ("chunk-3-17.bin", None, "chunk-3-17-00ff.bin"),
+        ("chunk-3-17-0123456789abcdef.bin", None, "chunk-3-17-00ff.bin"),
+        ("chunk-0-1.zstd.bin", CHUNK, "chunk-0-1-00ff.zstd.bin"),
+        ("chunk-0-1.bin", BATCH, "chunk-0-1-00ff.bin"),
+        ("part/chunk-0-1.bin", None, "chunk-0-1-00ff.bin"),
+        ("chunk-0-2-u17.bin", None, "chunk-0-2-00ff.bin"),
+        ("anything", None, "chunk-0-9-00ff.bin"),
+    ],
+)
+def test_new_names_keep_rank_and_number(old: str, compression: Compression | None, new: str) -> None:
+    assert fresh_name(old, 9, "00ff", compression) == new
+
+
+# --- Arrow ----------------------------------------------------------------------------------------------------------
+
+ROWS: list[dict[str, Any]] = [
+    {
+        "id": f"r{i}",
+        "n": i if i % 3 else None,
+        "f": i / 2,
+        "b": i % 2 == 0,
+        "raw": bytes([i % 256, 0]),
+        "l": [[i], []],
+        "s": {"x": i, "y": [None, "é"]},
+        "none": None,
+        "empty": [],
+    }
+    for i in range(600)
+]
+FORMS = [(stream, packed, size) for stream in (False, True) for packed in (None, "zstd", "lz4") for size in (256, 100)]
+NEW = {"id": "new", "n": None, "f": -0.5, "b": True, "raw": b"", "l": [], "s": {"x": 7, "y": []}, "none": None, "empty": []}
+
+
+def pack_rows(rows: list[dict[str, Any]], *, stream: bool = False, packed: str | None = None, size: int = 256, schema: Any = None) -> bytes:
+    """A chunk file as the old tool lays it out."""
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    table = pa.Table.from_pylist(rows, schema=schema)
+    sink = io.BytesIO()
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=packed)) as out:
+        out.write_table(table, max_chunksize=size)
+    blob, start = sink.getvalue(), 4 + 4 * (len(rows) + 1)
+    return struct.pack(f"<{len(rows) + 2}I", len(rows), *[start] * (len(rows) + 1)) + blob + struct.pack("<I", len(blob)) + b"LDARW01\0"
+
+
+def spliced_rows(old: bytes, count: int, changes: dict[int, Any]) -> bytes:
+    spliced = splice(old, record(old, count), None, changes)
+    new = b"".join(spliced.buffers)
+    assert len(new) == spliced.size
+    assert spliced.head_check == codec.checksum(new[: 4 + 4 * (count + 1)])
+    return new
+
+
+@pytest.mark.parametrize(("stream", "packed", "size"), FORMS, ids=str)
+def test_arrow_rows_are_replaced(stream: bool, packed: str | None, size: int) -> None:
+    old = pack_rows(ROWS, stream=stream, packed=packed, size=size)
+    changes = {0: NEW, 255: {**NEW, "id": "255"}, 256: NEW, 599: {**NEW, "n": 2**60}}
+    new = spliced_rows(old, 600, changes)
+    expected = [changes.get(slot, row) for slot, row in enumerate(ROWS)]
+    assert list(ArrowChunk(new, 600).iterate(0, 600)) == expected
+    assert abs(len(new) - len(old)) < 3000, "the compression was kept"
+    again = spliced_rows(new, 600, {slot: ROWS[slot] for slot in changes})
+    assert list(ArrowChunk(again, 600).iterate(0, 600)) == ROWS
+    stored = open_stored(old, record(old, 600), None), open_stored(new, record(new, 600), None)
+    assert changed_slots(*stored, range(600)) == sorted(changes)
+
+
+@pytest.mark.parametrize("packed", [None, "zstd"])
+def test_untouched_arrow_batches_are_bit_identical(packed: str | None) -> None:
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    old = pack_rows(ROWS, packed=packed)
+    new = spliced_rows(old, 600, {300: {**NEW, "id": "a much longer id " * 99}})
+
+    def messages(data: bytes) -> list[bytes]:
+        chunk = ArrowChunk(data, 600)
+        blob = bytes(chunk._blob)
+        reader = pa.ipc.MessageReader.open_stream(pa.py_buffer(blob[8:]))
+        return [message.serialize().to_pybytes() for message in reader if message.type == "record batch"]
+
+    before, after = messages(old), messages(new)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True]
+
+
+@given(st.dictionaries(st.integers(0, 599), st.tuples(st.text(max_size=5), st.none() | st.integers(-9, 9), st.floats())))
+def test_any_rows_of_an_arrow_chunk(changes: dict[int, tuple[str, int | None, float]]) -> None:
+    old = pack_rows(ROWS, packed="zstd")
+    new = {slot: {**ROWS[slot], "id": name, "n": n, "f": f} for slot, (name, n, f) in changes.items()}
+    data = spliced_rows(old, 600, new)
+    assert all(
+        same_row(new.get(slot, ROWS[slot]), row) for slot, row in enumerate(ArrowChunk(data, 600).iterate(0, 600))
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("value", [5, "text", 1.5, True, b"x", [1, None], {"a": 1, "b": [None]}])
+def test_a_column_of_nulls_takes_the_type_of_the_first_value(value: Any, stream: bool) -> None:
+    old = pack_rows(ROWS, stream=stream, packed="zstd")
+    changes = {7: {**ROWS[7], "none": value}, 300: {**ROWS[300], "empty": ["a", None]}}
+    new = spliced_rows(old, 600, changes)
+    assert list(ArrowChunk(new, 600).iterate(0, 600)) == [changes.get(slot, row) for slot, row in enumerate(ROWS)]
+
+
+def test_nested_nulls_take_a_type_too() -> None:
+    rows: list[dict[str, Any]] = [{"s": {"a": i, "b": None}, "l": [{"c": None}]} for i in range(3)]
+    changes: dict[int, Any] = {1: {"s": {"a": 1, "b": "x"}, "l": [{"c": 1.5}, {"c": None}]}}
+    new = spliced_rows(pack_rows(rows), 3, changes)
+    assert list(ArrowChunk(new, 3).iterate(0, 3)) == [rows[0], changes[1], rows[2]]
+
+
+def test_maps_of_arrow_chunks() -> None:
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    schema = pa.schema([("m", pa.map_(pa.string(), pa.int64()))])
+    rows = [{"m": [("a", 1)]}, {"m": [("b", 2), ("c", 3)]}]
+    new = spliced_rows(pack_rows(rows, schema=schema), 2, {0: {"m": {"z": 9}}})
+    assert list(ArrowChunk(new, 2).iterate(0, 2)) == [{"m": {"z": 9}}, {"m": {"b": 2, "c": 3}}]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"n": "text"}, "n"),
+        ({"n": 1.0}, "n"),
+        ({"n": True}, "n"),
+        ({"f": 1}, "f"),
+        ({"id": b"bytes"}, "id"),
+        ({"raw": "text"}, "raw"),
+        ({"b": 0}, "b"),
+        ({"n": 2**63}, "n"),
+        ({"s": {"x": 1}}, "s"),
+        ({"s": {"x": 1, "y": [], "z": 1}}, "s"),
+        ({"l": [["x"]]}, "l"),
+        ({"extra": 1}, "extra"),
+        ({"none": [1, "x"]}, "none"),
+    ],
+    ids=str,
+)
+def test_rows_that_would_not_read_back_equal_are_refused(change: dict[str, Any], field: str) -> None:
+    old = pack_rows(ROWS)
+    row = {**ROWS[1], **change}
+    for act in (lambda: splice(old, record(old, 600), None, {1: row}), lambda: check_rows(old, [row])):
+        with pytest.raises(SampleError, match=field) as caught:
+            act()
+        assert caught.value.field == field
+
+
+def test_a_row_without_a_column_is_refused() -> None:
+    old = pack_rows(ROWS)
+    with pytest.raises(SampleError, match="lacks"):
+        splice(old, record(old, 600), None, {1: {name: value for name, value in ROWS[1].items() if name != "f"}})
+
+
+def test_dictionary_columns_are_refused() -> None:
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    old = pack_rows([{"d": "a"}, {"d": "b"}], schema=pa.schema([("d", pa.dictionary(pa.int8(), pa.string()))]))
+    with pytest.raises(UnsupportedFormat, match="dictionary"):
+        splice(old, record(old, 2), None, {0: {"d": "c"}})
+
+
+@given(st.data())
+def test_damaged_arrow_data_never_gives_a_wrong_chunk(data: st.DataObject) -> None:
+    """Whatever byte is changed: an error, or a chunk whose other rows are what the damaged file itself gives."""
+    old = bytearray(pack_rows(ROWS[:40], packed="zstd"))
+    at = data.draw(st.integers(4 + 4 * 41, len(old) - 9))
+    old[at] ^= 1 << data.draw(st.integers(0, 7))
+    damaged = bytes(old)
+    try:
+        new = spliced_rows(damaged, 40, {3: ROWS[3]})
+    except (Corrupt, SampleError, UnsupportedFormat):
+        return
+    try:
+        before = list(ArrowChunk(damaged, 40).iterate(0, 40))
+        after = list(ArrowChunk(new, 40).iterate(0, 40))
+    except Corrupt:
+        return
+    assert all(same_row(a, b) for slot, (a, b) in enumerate(zip(before, after, strict=True)) if slot != 3)
+
+
+def test_what_counts_as_a_row() -> None:
+    assert is_row({"a": [None, 1, 1.5, "x", b"y", True, {"b": []}]})
+    assert not is_row({"a": (1,)})
+    assert not is_row({1: 2})
+    assert not is_row({"a": {1}})
+    assert not same_row({"a": 0.0}, {"a": -0.0})
+    assert same_row({"a": float("nan")}, {"a": float("nan")})
+    assert not same_row([1], [True])
