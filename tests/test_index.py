@@ -219,17 +219,17 @@ def test_what_a_newer_liveset_wrote_is_refused_by_name() -> None:
 
 
 def test_what_only_writers_must_know_does_not_keep_readers_out() -> None:
-    index = parse(stamped(requires={"read": [], "write": ["fence"]}, fence={"version": 1}))
+    index = parse(stamped(requires={"read": [], "write": ["seals"]}, seals={"version": 1}))
     assert index.edit is not None
-    assert index.edit.requires_write == ("fence",)
-    assert index.edit.extra == {"fence": {"version": 1}}
-    assert json.loads(index.replace().to_bytes())["edit"]["fence"] == {"version": 1}
+    assert index.edit.requires_write == ("seals",)
+    assert index.edit.extra == {"seals": {"version": 1}}
+    assert json.loads(index.replace().to_bytes())["edit"]["seals"] == {"version": 1}
 
 
 def test_longer_entries_of_history_are_understood() -> None:
-    index = parse(stamped(history=[[1, "a", "append", "t", "s", "m", "more"], [0, "b", "append", "t"]]))
+    index = parse(stamped(history=[[1, "a", "append", "t", "s", "m", "who", "more"], [0, "b", "append", "t"]]))
     assert index.edit is not None
-    assert index.edit.history == (HistoryEntry(1, "a", "append", "t", "s", "m"), HistoryEntry(0, "b", "append", "t"))
+    assert index.edit.history == (HistoryEntry(1, "a", "append", "t", "s", "m", "who"), HistoryEntry(0, "b", "append", "t"))
 
 
 def test_a_mosaic_index_is_told_apart() -> None:

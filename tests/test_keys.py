@@ -184,6 +184,14 @@ def test_overwrite_leaves_no_stale_keys(plays: Path) -> None:
     assert pq.read_table(plays / "keys" / "shard-00000.parquet")["key"].to_pylist() == ["play-30", "play-31", "play-32"]
 
 
+def test_a_keys_folder_of_others_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "shard-00000.parquet").write_bytes(b"theirs")
+    optimize(play, range(3), tmp_path, key_fn="id", num_workers=1)
+    assert (tmp_path / "keys" / "shard-00000.parquet").read_bytes() == b"theirs"
+    assert StreamingDataset(tmp_path)["play-2"] == play(2)
+
+
 def files(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 

@@ -152,6 +152,7 @@ def test_ctrl_c(tmp_path: Path, workers: int) -> None:
     code = """
 import sys, signal
 from liveset.write.optimize import optimize
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background, it is ignored
 def fn(i):
     if i == 75:
         with open(sys.argv[3], "w") as file: file.write("busy")

@@ -253,9 +253,7 @@ def test_any_rows_of_an_arrow_chunk(changes: dict[int, tuple[str, int | None, fl
     old = pack_rows(ROWS, packed="zstd")
     new = {slot: {**ROWS[slot], "id": name, "n": n, "f": f} for slot, (name, n, f) in changes.items()}
     data = spliced_rows(old, 600, new)
-    assert all(
-        same_row(new.get(slot, ROWS[slot]), row) for slot, row in enumerate(ArrowChunk(data, 600).iterate(0, 600))
-    )
+    assert all(same_row(new.get(slot, ROWS[slot]), row) for slot, row in enumerate(ArrowChunk(data, 600).iterate(0, 600)))
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -84,7 +84,11 @@ def test_samples_are_replaced_in_one_commit(path: Path) -> None:
     assert (result.version, result.keys, result.chunks) == (2, 2, 2)
     assert result.seconds > 0
     index = open_snapshot(open_store(path)).index
-    written = [record.size for record, before in zip(index.chunks, open_snapshot(open_store(path), 1).index.chunks, strict=True) if record != before]
+    written = [
+        record.size
+        for record, before in zip(index.chunks, open_snapshot(open_store(path), 1).index.chunks, strict=True)
+        if record != before
+    ]
     assert result.bytes_written == sum(written)
     assert index.edit is not None
     assert (index.edit.op, index.edit.message, index.edit.author) == ("replace", "two fixed", "ann")

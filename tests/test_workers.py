@@ -326,6 +326,8 @@ INTERRUPTED = """
 import os, signal, sys, threading
 from liveset.write.optimize import optimize
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background, it is ignored
+
 def fn(i):
     if i == 40:
         with open(sys.argv[2], "w") as file:

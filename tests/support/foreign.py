@@ -29,7 +29,9 @@ def make_foreign(path: Path) -> None:
     shutil.rmtree(path / "_liveset")
 
 
-def write_foreign(path: Path, samples: Sequence[Any], *, key: str = "id", chunk_size: int = 4, compression: Compression | None = None) -> None:
+def write_foreign(
+    path: Path, samples: Sequence[Any], *, key: str = "id", chunk_size: int = 4, compression: Compression | None = None
+) -> None:
     """Write a keyed dataset of classic or compressed chunks."""
     write_dataset(path, samples, chunk_size=chunk_size, compression=compression, key=key)
     make_foreign(path)

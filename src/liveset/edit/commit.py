@@ -138,7 +138,7 @@ class _Commit:
             new = apply(parent, change, stamp)
             if head is not None and parent is not None:
                 self.archive(head, parent)
-            if self.swap(head, parent, new, self.outdated(change)):
+            if self.swap(head, parent, new, self.outdated(change, parent)):
                 _log.info("committed version %d of %s (%s, %d samples)", new.version, self.store.url, change.op, new.samples)
                 return new
         raise Conflict(
@@ -229,10 +229,12 @@ class _Commit:
         """Keeps the bytes of the parent. Whoever comes first does it; so an archived version always was the head."""
         self.store.write_once(version_name(parent.version), head.data)
 
-    def outdated(self, change: Change) -> list[str]:
+    def outdated(self, change: Change, parent: Index | None) -> list[str]:
         """The published keys that would name other samples after the change: an old tool would believe them."""
         if isinstance(change, IN_PLACE):
             return []  # positions stay, so at worst the newest keys are missing there
+        if parent is None:
+            return []  # whatever has such a name is not a dataset's
         shards = [entry.name for entry in self.store.list("keys/shard-") if entry.name.endswith(".parquet")]
         return shards + [entry.name for entry in self.store.list("keys.parquet") if entry.name == "keys.parquet"]
 

@@ -101,20 +101,20 @@ class LocalStore:
         folder = prefix[: prefix.rfind("/") + 1]
         if folder:
             check_name(folder[:-1])
-        return (entry for entry in self._walk(folder) if entry.name.startswith(prefix) and entry.name != _LOCK)
+        return (entry for entry in self._walk(folder, prefix) if entry.name != _LOCK)
 
-    def _walk(self, folder: str) -> Iterator[Entry]:
+    def _walk(self, folder: str, prefix: str) -> Iterator[Entry]:
         path = os.path.join(self._root, folder)
         with _named(path, "list"):
             try:
                 with os.scandir(path) as found:
-                    items = sorted(found, key=lambda item: item.name)
+                    items = sorted((item for item in found if (folder + item.name).startswith(prefix)), key=lambda item: item.name)
             except (FileNotFoundError, NotADirectoryError):
                 return
         for item in items:
             try:
                 if item.is_dir(follow_symlinks=False):
-                    yield from self._walk(folder + item.name + "/")
+                    yield from self._walk(folder + item.name + "/", "")
                 elif item.is_file():
                     facts = item.stat()
                     yield Entry(folder + item.name, facts.st_size, datetime.fromtimestamp(facts.st_mtime, UTC))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from liveset.write.chunker import DEFAULT_CHUNK_SIZE, ChunkLimit, StagedChunk
 from liveset.write.keying import KeyFunction, KeyRule
 from liveset.write.options import Sizes, dataset_exists_message, parse_size
 from liveset.write.spans import ChunkSettings
+
+_log = logging.getLogger("liveset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +212,9 @@ class Target:
         used = set(files.tables) if files is not None else set()
         self.store.delete([name for name in keys.written if name not in used])
         if self.base is None or self.mode != "append" or not self.base.chunks:
+            if self.base is None and next(iter(self.store.list("keys/")), None) is not None:
+                _log.warning("%s/keys holds files that are not this dataset's, so its keys are not published there.", self.store.url)
+                return
             publish_keys(self.store, index)
 
     def may_hold(self, error: BaseException) -> bool:
