@@ -1,8 +1,8 @@
 """Replacing samples by key, beside copying the touched chunk files: ``python -m benchmarks.update [--samples 1000000]``.
 
-The copy reads each chunk file that an update touches and writes it to a new, synced file beside it: the least that any update of immutable
-files can cost. Both run in turn over a warm cache, and medians are printed; nothing is asserted. A sample is a dict of a text id, an int and
-about 1 KB of bytes.
+The copy writes each chunk file that an update touches to a new, synced file beside it: the least that an update of immutable files can
+cost. Both run in turn over a warm cache, and medians are printed; nothing is asserted. A sample is a dict of a text id, an int and about
+1 KB of bytes.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from liveset.testing.lease_model import LeaseRules, search_leases
 from liveset.testing.protocol_model import Rules, search
 
 
@@ -37,3 +38,18 @@ def test_each_missing_rule_is_noticed(rules: Rules, vacuum: bool, broken: str) -
 def test_no_order_of_two_writers_and_a_vacuum_breaks_a_promise() -> None:
     result = search(vacuum=True)
     assert result.broken is None, result.steps
+
+
+def test_no_order_of_pinned_readers_and_vacuums_breaks_a_promise() -> None:
+    one = search_leases(readers=1, vacuums=1)
+    assert one.broken is None, one.steps
+    two = search_leases()
+    assert two.broken is None, two.steps
+    assert two.states > 1000
+
+
+@pytest.mark.parametrize("rule", ["lists_again", "looks_at_fence", "lease_first"])
+def test_each_missing_rule_of_leases_is_noticed(rule: str) -> None:
+    result = search_leases(LeaseRules(**{rule: False}), readers=1, vacuums=1)
+    assert result.broken == "a pinned reader lost its files"
+    assert result.steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def record(data: bytes, count: int, compression: Compression | None = None) -> C
 
 def slots_of(data: bytes, count: int) -> list[bytes]:
     bounds = struct.unpack_from(f"<{count + 1}I", data, 4)
-    return [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(bounds)]
 
 
 items_strategy = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=12)
@@ -98,7 +99,7 @@ def test_untouched_frames_are_bit_identical() -> None:
     items = [bytes([i]) * 50 for i in range(20)]
     old = b"".join(pack_framed(items, BATCH))
     new = b"".join(splice(old, record(old, 20), BATCH, {4: b"longer than before" * 9, 19: b"x"}).buffers)
-    before, after = (module.FramedItems(data, 20) for data in (old, new))
+    before, after = (FramedItems(data, 20) for data in (old, new))
 
     def frame(chunk: FramedItems, data: bytes, number: int) -> bytes:
         start = int(chunk._offsets[number])
@@ -113,8 +114,13 @@ def test_items_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     items = [bytes([i]) * 50 for i in range(21)]
     inflated: list[int] = []
     inflate = codec.decompress
+
+    def spy(data: Any, **options: Any) -> bytes:
+        inflated.append(1)
+        return inflate(data, **options)
+
     old = b"".join(pack_framed(items, BATCH))
-    monkeypatch.setattr(codec, "decompress", lambda data, **options: inflated.append(1) or inflate(data, **options))
+    monkeypatch.setattr(codec, "decompress", spy)
     splice(old, record(old, 21), BATCH, {4: b"x", 5: b"y", 20: b"z"})
     assert len(inflated) == 2
     inflated.clear()
@@ -196,7 +202,7 @@ ROWS: list[dict[str, Any]] = [
     for i in range(600)
 ]
 FORMS = [(stream, packed, size) for stream in (False, True) for packed in (None, "zstd", "lz4") for size in (256, 100)]
-NEW = {"id": "new", "n": None, "f": -0.5, "b": True, "raw": b"", "l": [], "s": {"x": 7, "y": []}, "none": None, "empty": []}
+NEW: dict[str, Any] = {"id": "new", "n": None, "f": -0.5, "b": True, "raw": b"", "l": [], "s": {"x": 7, "y": []}, "none": None, "empty": []}
 
 
 def pack_rows(rows: list[dict[str, Any]], *, stream: bool = False, packed: str | None = None, size: int = 256, schema: Any = None) -> bytes:

@@ -13,6 +13,8 @@ from liveset import errors as _errors
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from liveset.edit.adopt import adopt
+    from liveset.edit.session import DatasetUpdate, UpdatePreview, UpdateResult, dataset_update
     from liveset.edit.vacuum import VacuumReport, vacuum
     from liveset.errors import (
         CommitUnknown,
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "DatasetInfo": "liveset.read.info",
+    "DatasetUpdate": "liveset.edit.session",
     "File": "liveset.format.media",
     "Image": "liveset.format.media",
     "Jpeg": "liveset.format.media",
@@ -64,10 +67,14 @@ _WHERE = {
     "Schema": "liveset.format.schema",
     "StreamingDataset": "liveset.read.dataset",
     "Text": "liveset.format.media",
+    "UpdatePreview": "liveset.edit.session",
+    "UpdateResult": "liveset.edit.session",
     "VacuumReport": "liveset.edit.vacuum",
     "VerifyReport": "liveset.tools.verify",
     "Version": "liveset.tools.history",
+    "adopt": "liveset.edit.adopt",
     "build_keys_index": "liveset.tools.keys",
+    "dataset_update": "liveset.edit.session",
     "export": "liveset.tools.export",
     "history": "liveset.tools.history",
     "optimize": "liveset.write.optimize",
@@ -89,6 +96,7 @@ __all__ = [
     "DatasetExists",
     "DatasetInfo",
     "DatasetNotFound",
+    "DatasetUpdate",
     "DuplicateKeys",
     "File",
     "ForeignEdit",
@@ -115,6 +123,8 @@ __all__ = [
     "Text",
     "UnsafeStore",
     "UnsupportedFormat",
+    "UpdatePreview",
+    "UpdateResult",
     "VacuumReport",
     "VerifyReport",
     "Version",
@@ -122,7 +132,9 @@ __all__ = [
     "VersionNotFound",
     "WorkerError",
     "__version__",
+    "adopt",
     "build_keys_index",
+    "dataset_update",
     "export",
     "history",
     "optimize",

@@ -44,6 +44,7 @@ def update(directory: str, key: Any, kind: str, position: int) -> None:
 
     with litdata.dataset_update(directory) as editor:
         editor[key] = make(kind)(position)
+        editor.commit()
 
 
 def read(directory: str, how: str = "position", **options: Any) -> list[Plain]:

@@ -9,26 +9,22 @@ from typing import Annotated
 import typer
 
 import liveset
-from liveset.cli.versions import versions
+from liveset.cli.entities import AllowPickle, At, as_version, entities
+from liveset.cli.usage import usage_errors
+from liveset.cli.versions import AsJson, DatasetPath, versions
 
 app = typer.Typer(
     name="liveset",
     help="Streaming training datasets that can be edited in place.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Example:  [bold]liveset demo[/bold]",
 )
 
+app.add_typer(entities)
 app.add_typer(versions)
-
-DatasetPath = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of the dataset.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Version = Annotated[
-    int | None, typer.Option("--version", metavar="N", help="An earlier version instead of the newest.", show_default=False)
-]
 
 
 def _print_version(wanted: bool) -> None:
@@ -61,11 +57,11 @@ def demo(
 
 
 @app.command(epilog="Examples:  [bold]liveset info ./digits[/bold]   [bold]liveset info ./digits --json | jq .samples[/bold]")
-def info(path: DatasetPath, version: Version = None, as_json: AsJson = False) -> None:
+def info(path: DatasetPath, version: At = None, as_json: AsJson = False) -> None:
     """Tell samples, chunks, bytes, schema and versions."""
     from liveset.cli.show import info_as_dict, print_info
 
-    found = liveset.StreamingDataset(path, version=version).info()
+    found = liveset.StreamingDataset(path, version=as_version(version)).info()
     if as_json:
         typer.echo(json.dumps(info_as_dict(found), indent=2))
     else:
@@ -79,16 +75,15 @@ def head(
     fields: Annotated[
         list[str] | None, typer.Option("--field", help="Only this field; may be given several times.", show_default=False)
     ] = None,
-    version: Version = None,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Load pickled objects. Only for data whose origin you trust.")
-    ] = False,
+    version: At = None,
+    allow_pickle: AllowPickle = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the first samples; with --json, one line each, long arrays and bytes told by shape and size."""
     from liveset.cli.show import as_json_value, print_sample
 
-    dataset = liveset.StreamingDataset(path, version=version, fields=fields, allow_pickle=allow_pickle)
+    with usage_errors():
+        dataset = liveset.StreamingDataset(path, version=as_version(version), fields=fields, allow_pickle=allow_pickle)
     for position, sample in enumerate(dataset[:count]):
         if as_json:
             typer.echo(json.dumps(as_json_value(sample), ensure_ascii=False))

@@ -57,10 +57,10 @@ def print_info(info: DatasetInfo) -> None:
     _console().print(table)
 
 
-def print_sample(position: int, sample: Any) -> None:
-    """Print a sample, a line for each field of a dict."""
+def print_sample(place: int | str, sample: Any) -> None:
+    """Print a sample under its position or key, a line for each field of a dict."""
     console = _console()
-    console.print(Text(f"[{position}]", style="bold"))
+    console.print(Text(f"[{place}]", style="bold"), soft_wrap=True)
     fields = sample.items() if isinstance(sample, Mapping) and sample else [("", sample)]
     width = max(len(str(name)) for name, _ in fields)
     for name, value in fields:

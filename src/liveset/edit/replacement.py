@@ -7,6 +7,7 @@ samples changed, is spliced again from that file; where one of the same samples 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,12 +95,13 @@ class Replacement:
         self._check_slots(current, numbers)
         records: dict[str, ChunkRecord] = {}
         expects: dict[str, str] = {}
-        for done, (chunk, slots) in enumerate(self._places.items()):
-            source = head.chunks[numbers[chunk]].filename
-            if (made := self._made.get(chunk)) is None or made.source != source:
-                made = self._made[chunk] = _Made(source, self._write(current, numbers[chunk], slots))
-            records[chunk], expects[chunk] = made.record, source
-            self._on_progress(done + 1, len(self._places))
+        with ThreadPoolExecutor(1, "liveset-update") as writer:
+            for done, (chunk, slots) in enumerate(self._places.items()):
+                source = head.chunks[numbers[chunk]].filename
+                if (made := self._made.get(chunk)) is None or made.source != source:
+                    made = self._made[chunk] = _Made(source, self._write(current, numbers[chunk], slots, writer))
+                records[chunk], expects[chunk] = made.record, source
+                self._on_progress(done + 1, len(self._places))
         self.prepared = True
         return Replace(records, expects, self._adopted(current, records, expects))
 
@@ -157,14 +159,11 @@ class Replacement:
         index = snapshot.index
         return open_stored(snapshot.chunk_file(number)[1], index.chunks[number], codec.Compression.from_config(index.config or {}))
 
-    def _write(self, snapshot: Snapshot, number: int, slots: Mapping[int, Key]) -> ChunkRecord:
-        """Write a chunk with our samples and return its record."""
+    def _write(self, snapshot: Snapshot, number: int, slots: Mapping[int, Key], writer: ThreadPoolExecutor) -> ChunkRecord:
+        """Write a chunk with our samples and return its record; checksums are computed while the disk is busy."""
         record = snapshot.index.chunks[number]
         compression = codec.Compression.from_config(snapshot.index.config or {})
         name, buffer = snapshot.chunk_file(number)
-        if record.check is not None and name == record.filename and not codec.verify(buffer, record.check):
-            # What is copied gets a new checksum, which must not vouch for damaged bytes.
-            raise Corrupt(f"{name} is damaged: its checksum differs from the index. Nothing was changed.", file=name)
         stored = open_stored(buffer, record, compression)
         try:
             spliced = stored.splice({slot: self._content(stored, key) for slot, key in slots.items()})
@@ -174,11 +173,14 @@ class Replacement:
             raise
         new = fresh_name(record.filename, number, new_token(), compression)
         self._written.append(new)
-        self._store.write(new, spliced.buffers)
+        writing = writer.submit(self._store.write, new, spliced.buffers)
+        if record.check is not None and name == record.filename and not codec.verify(buffer, record.check):
+            # What is copied gets a new checksum, which must not vouch for damaged bytes.
+            raise Corrupt(f"{name} is damaged: its checksum differs from the index. Nothing was changed.", file=name)
+        check = codec.checksum(spliced.buffers)
+        writing.result()
         self.size += sum(memoryview(part).nbytes for part in spliced.buffers)
-        return record.replace(
-            filename=new, size=spliced.size, id=_id(record), check=codec.checksum(spliced.buffers), head_check=spliced.head_check
-        )
+        return record.replace(filename=new, size=spliced.size, id=_id(record), check=check, head_check=spliced.head_check)
 
     def _content(self, stored: StoredChunk, key: Key) -> Any:
         data, is_row = self._staged.get(key)

@@ -30,7 +30,7 @@ class _Turns(WrappedStore):
         self.calls: list[str] = []
 
     def _call(self, name: str, whole: Callable[[], T], torn: Callable[[], object] | None = None) -> T:
-        if threading.current_thread() is self.thread:
+        if threading.current_thread() is self.thread and not self.ending:
             self.pause()
             self.calls.append(name)
         return whole()

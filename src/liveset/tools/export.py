@@ -10,7 +10,7 @@ import msgspec
 
 from liveset.errors import DatasetExists
 from liveset.format.index import ChunkRecord
-from liveset.snapshot import open_snapshot
+from liveset.snapshot import Version, open_snapshot
 from liveset.storage import open_store
 
 
@@ -18,7 +18,7 @@ def export(
     path: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     *,
-    version: int | None = None,
+    version: Version | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Copy one version of a dataset to a new folder in the plain layout of the old tool, without history or anything else of ours.
@@ -28,7 +28,7 @@ def export(
     Args:
         path: of the dataset.
         dst: a folder that does not exist yet, or is empty.
-        version: to copy; None is the newest.
+        version: to copy: number, tag or time; None is the newest.
         progress: called with the number of chunks done and their total.
 
     Raises:

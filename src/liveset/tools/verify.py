@@ -12,7 +12,7 @@ from liveset.format import codec
 from liveset.format.index import ChunkRecord
 from liveset.format.schema import Decoder, Schema
 from liveset.read.chunks import OpenChunks
-from liveset.snapshot import Snapshot, open_snapshot
+from liveset.snapshot import Snapshot, Version, open_snapshot
 from liveset.storage import open_store
 
 
@@ -49,12 +49,12 @@ class VerifyReport:
         return not self.damaged
 
 
-def verify(path: str | os.PathLike[str], *, version: int | None = None, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+def verify(path: str | os.PathLike[str], *, version: Version | None = None, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
     """Read every chunk of a version and compare it with its checksum; a chunk without one is decoded sample by sample.
 
     Args:
         path: of the dataset.
-        version: to check; None is the newest.
+        version: to check: number, tag or time; None is the newest.
         progress: called with the number of chunks done and their total.
 
     Raises:

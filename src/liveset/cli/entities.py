@@ -1,0 +1,269 @@
+"""The commands for entities: read and replace a sample by its key, and see to the keys themselves."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import liveset
+from liveset.cli.usage import usage_errors
+from liveset.cli.versions import AsJson, Author, DatasetPath, DryRun, Message, parse_version
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from liveset.cli.edits import Change
+    from liveset.edit.session import UpdatePreview, UpdateResult
+    from liveset.format.keytable import Key
+    from liveset.snapshot import Version
+
+entities = typer.Typer()
+keys = typer.Typer(help="Give a dataset keys, list them, tell what they take.", no_args_is_help=True)
+entities.add_typer(keys, name="keys")
+
+KeyText = Annotated[
+    str, typer.Argument(metavar="KEY", help="Key of the sample. Write -- before a negative number: get PATH -- -7", show_default=False)
+]
+AsInteger = Annotated[bool, typer.Option("--int", help="The key is an integer: refuse a dataset whose keys are text.")]
+At = Annotated[
+    str | None,
+    typer.Option("--version", metavar="VERSION", help="Number, tag or time of a version instead of the newest.", show_default=False),
+]
+AllowPickle = Annotated[bool, typer.Option("--allow-pickle", help="Load pickled objects. Only for data whose origin you trust.")]
+
+
+@entities.command(
+    epilog="Examples:  [bold]liveset get ./digits digit-0042[/bold]   [bold]liveset get ./digits digit-0042 --json | jq .label[/bold]   "
+    "[bold]liveset get ./digits digit-0042 --version 1[/bold]"
+)
+def get(
+    path: DatasetPath,
+    key: KeyText,
+    integer: AsInteger = False,
+    fields: Annotated[
+        list[str] | None, typer.Option("--field", help="Only this field; may be given several times.", show_default=False)
+    ] = None,
+    version: At = None,
+    allow_pickle: AllowPickle = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the sample with a key; with --json on one line, long arrays and bytes told by shape and size."""
+    from liveset.cli.show import as_json_value, print_sample
+
+    with usage_errors():
+        dataset = liveset.StreamingDataset(path, version=as_version(version), fields=fields, allow_pickle=allow_pickle)
+    plain = _key(key, dataset.keys.kind, integer)
+    sample = dataset.get_by_key(plain)
+    if as_json:
+        typer.echo(json.dumps(as_json_value(sample), ensure_ascii=False))
+    else:
+        print_sample(plain, sample)
+
+
+@entities.command(
+    "set",
+    epilog="Examples:  [bold]liveset set ./digits digit-0042 --field label=7 -m 'a wrong label'[/bold]   "
+    """[bold]liveset set ./plays play-3 --json '{"id": "play-3", "label": null}' --dry-run[/bold]""",
+)
+def set_(
+    path: DatasetPath,
+    key: KeyText,
+    sample: Annotated[
+        str | None,
+        typer.Option("--json", metavar="SAMPLE", help="The whole new sample as JSON; - reads it from stdin.", show_default=False),
+    ] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field",
+            metavar="NAME=VALUE",
+            help="Change only this field (label, meta.id, boxes[0]) to a JSON value; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    integer: AsInteger = False,
+    message: Message = "",
+    author: Author = "",
+    allow_pickle: AllowPickle = False,
+    dry_run: DryRun = False,
+    as_json: Annotated[bool, typer.Option("--as-json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Replace the sample with a key, in one commit, unless it is the same already; tells the chunks and bytes that are written anew."""
+    from liveset.cli.edits import changes, parse_field, parse_json, with_fields, with_sample
+    from liveset.edit.session import dataset_update
+
+    if (sample is None) == (not fields):
+        raise typer.BadParameter("say what to change, with --json or with --field.")
+    with usage_errors():
+        whole = None if sample is None else parse_json(sys.stdin.read() if sample == "-" else sample, "the sample")
+        values = [parse_field(text) for text in fields or ()]
+
+    dataset = liveset.StreamingDataset(path)
+    plain, schema = _key(key, dataset.keys.kind, integer), dataset.schema
+    with dataset_update(path, author=author, allow_pickle=allow_pickle) as update:
+        stored = update[plain]
+        assert schema is not None  # there is a sample
+        new = with_fields(schema.root, stored, values) if sample is None else with_sample(schema.root, stored, whole)
+        changed = list(changes(stored, new))
+        if changed:
+            update[plain] = new
+        done = update.preview() if dry_run else update.commit(message)
+    if as_json:
+        typer.echo(json.dumps({"key": plain, "dry_run": dry_run, **_cost(done)}))
+    elif changed:
+        _print_changes(changed)
+        _print_cost(done)
+    else:
+        typer.echo(f"version {dataset.version} has this sample already")
+
+
+@keys.command(
+    epilog="Examples:  [bold]liveset keys build ./digits --field id[/bold]   "
+    "[bold]liveset keys build ./digits --field meta.id --dry-run[/bold]"
+)
+def build(
+    path: DatasetPath,
+    field: Annotated[str, typer.Option("--field", help="The field that holds the key: text or integers, each once.", show_default=False)],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the keys that the dataset has.")] = False,
+    shards: Annotated[int, typer.Option("--shards", min=1, help="Files into which the keys are published for other tools.")] = 1,
+    allow_pickle: AllowPickle = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give every sample a key, in one commit; the samples stay as they are. With --dry-run the keys are read and checked only."""
+    try:
+        version = None
+        if dry_run:
+            count, kind = _checked_keys(path, field, overwrite, allow_pickle)
+        else:
+            liveset.build_keys_index(path, field, overwrite=overwrite, num_shards=shards, allow_pickle=allow_pickle, verbose=not as_json)
+            built = liveset.StreamingDataset(path)
+            count, kind, version = len(built.keys), built.keys.kind, built.version
+    except TypeError as error:  # text and integers among the keys
+        raise liveset.SampleError(str(error), field=field) from error
+    except liveset.KeysExist as error:
+        raise liveset.KeysExist(f"{path} has keys already; --overwrite builds them again.") from error
+    told = "text" if kind is str else "int"
+    if as_json:
+        typer.echo(json.dumps({"field": field, "keys": count, "type": told, "version": version, "dry_run": dry_run}))
+    else:
+        typer.echo(f"{'would build' if dry_run else f'version {version}:'} {count:,} keys ({told}) from the field {field}")
+
+
+@keys.command(
+    "list", epilog="Examples:  [bold]liveset keys list ./digits -n 5[/bold]   [bold]liveset keys list ./digits | grep -c digit-00[/bold]"
+)
+def list_(
+    path: DatasetPath,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many keys.", show_default="all")] = 1 << 62,
+    version: At = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the keys in the order of the samples, one on each line."""
+    from itertools import islice
+
+    for key in islice(liveset.StreamingDataset(path, version=as_version(version)).keys, count):
+        typer.echo(json.dumps(key, ensure_ascii=False) if as_json else key)
+
+
+@keys.command(epilog="Examples:  [bold]liveset keys stats ./digits[/bold]   [bold]liveset keys stats ./digits --json | jq .keys[/bold]")
+def stats(path: DatasetPath, version: At = None, as_json: AsJson = False) -> None:
+    """Tell number and type of the keys, and the files that hold them."""
+    told = _stats(path, as_version(version))
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+        return
+    rows = {
+        "keys": f"{told['keys']:,}",
+        "type": told["type"],
+        "field": told["field"] or "not remembered",
+        "tables": f"{told['tables']:,} with {told['bytes']:,} bytes" if told["tables"] else "none: another program published the keys",
+        "published": f"{told['published']:,} Parquet files with {told['published_bytes']:,} bytes",
+    }
+    for name, value in rows.items():
+        typer.echo(f"{name:<10} {value}")
+
+
+def as_version(text: str | None) -> Version | None:
+    """Return what --version names."""
+    return None if text is None else parse_version(text)
+
+
+def _key(text: str, kind: type, integer: bool) -> Key:
+    """Return a key of the type that the keys of the dataset have."""
+    if kind is not int and not integer:
+        return text
+    if not re.fullmatch(r"[+-]?[0-9]+", text):
+        raise typer.BadParameter(f"{text!r} is no integer{', and the keys of this dataset are integers' if kind is int else ''}.")
+    if not -(1 << 63) <= int(text) < 1 << 63:
+        raise typer.BadParameter(f"{text} does not fit into 64 bits, as all integer keys do.")
+    return int(text)
+
+
+def _cost(done: UpdatePreview | UpdateResult) -> dict[str, Any]:
+    if isinstance(done, liveset.UpdatePreview):
+        return {"version": None, "keys": done.keys, "chunks": done.chunks, "bytes": done.bytes_to_rewrite, "milliseconds": None}
+    milliseconds = round(done.seconds * 1000, 3)
+    return {"version": done.version, "keys": done.keys, "chunks": done.chunks, "bytes": done.bytes_written, "milliseconds": milliseconds}
+
+
+def _print_cost(done: UpdatePreview | UpdateResult) -> None:
+    some = f"{done.keys} key{'s' * (done.keys != 1)} in {done.chunks} chunk{'s' * (done.chunks != 1)}"
+    if isinstance(done, liveset.UpdatePreview):
+        typer.echo(f"would replace {some}, {done.bytes_to_rewrite:,} bytes to rewrite")
+    else:
+        typer.echo(f"version {done.version}: {some}, {done.bytes_written:,} bytes written in {done.seconds * 1000:.1f} ms")
+
+
+def _print_changes(changed: Sequence[Change]) -> None:
+    from liveset.cli.edits import NOTHING
+    from liveset.cli.show import describe
+
+    width = max(len(change.field) for change in changed)
+    for field, *values in changed:
+        before, after = ("nothing" if value is NOTHING else describe(value) for value in values)
+        typer.echo(f"{field:<{width}}{'  ' * bool(width)}{before} -> {after}")
+
+
+def _checked_keys(path: Any, field: str, overwrite: bool, allow_pickle: bool) -> tuple[int, type]:
+    """Return number and type of the keys that would be built, or raise what building them would."""
+    from liveset.format.keytable import KeyColumn, duplicates
+    from liveset.keystore import open_keys
+    from liveset.snapshot import open_snapshot
+    from liveset.storage import open_store
+    from liveset.write.keying import KeyRule
+
+    if not overwrite and open_keys(open_snapshot(open_store(path))) is not None:
+        raise liveset.KeysExist
+    schema, rule = liveset.StreamingDataset(path).schema, KeyRule.of(field)
+    fields = [field] if schema is not None and field in schema.fields else None
+    column = KeyColumn.of(list(map(rule, liveset.StreamingDataset(path, fields=fields, allow_pickle=allow_pickle))))
+    if found := duplicates(column):
+        raise liveset.DuplicateKeys.naming(found)
+    return len(column), column.kind
+
+
+def _stats(path: Any, version: Version | None) -> dict[str, Any]:
+    from liveset.snapshot import open_snapshot
+    from liveset.storage import open_store
+
+    dataset = liveset.StreamingDataset(path, version=version)
+    store = open_store(path)
+    index = open_snapshot(store, dataset.version).index
+    tables = index.edit.key_files.tables if index.edit is not None and index.edit.key_files is not None else ()
+    sizes = {entry.name: entry.size for entry in store.list("_liveset/keys/")}
+    published = [entry.size for entry in store.list("keys") if entry.name.endswith(".parquet")]
+    return {
+        "version": dataset.version,
+        "keys": len(dataset.keys),
+        "type": "text" if dataset.keys.kind is str else "int",
+        "field": index.layout_of_keys.get("field"),
+        "tables": len(tables),
+        "bytes": sum(sizes[name] for name in tables),
+        "published": len(published),
+        "published_bytes": sum(published),
+    }

@@ -1,0 +1,278 @@
+"""A model of a dataset: what a user may expect of it, in plain Python, without files, chunks, tables and races.
+
+Each method does what one call of the library does, or raises the same kind of error and changes nothing. Time passes in hours and by hand.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from liveset.errors import (
+    DuplicateKeys,
+    KeyConflict,
+    KeyNotFound,
+    KeysExist,
+    NotFound,
+    OverwriteConflict,
+    SessionExpired,
+    VersionExpired,
+    VersionNotFound,
+)
+from liveset.format.keytable import Key
+
+__all__ = ["DatasetModel", "ModelVersion"]
+
+_ASIDE = ("tag", "fence")
+"""Commits that change nothing that a version consists of."""
+_SAME_CONTENT = (*_ASIDE, "attributes", "restore")
+_REPLACES_ALL = ("overwrite", "restore")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """One version: its samples in their order, and the key of each, if the dataset has keys.
+
+    Attributes:
+        number: of the version; 0 is what another program wrote.
+        op: the kind of the commit that made it.
+        hour: when that was.
+        samples: in their order.
+        keys: one for each sample, or None.
+        key_field: the field that holds the keys, if the dataset remembers it.
+        attributes: of the dataset.
+        content: the version that wrote these samples and keys; restored ones have that of the original.
+    """
+
+    number: int
+    op: str
+    hour: int = 0
+    samples: tuple[Any, ...] = ()
+    keys: tuple[Key, ...] | None = None
+    key_field: str | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    content: int = 0
+
+    @property
+    def by_key(self) -> dict[Key, Any]:
+        """The samples by their keys."""
+        return dict(zip(self.keys or (), self.samples, strict=bool(self.keys)))
+
+    def place(self, key: Key) -> int | None:
+        """Return the position of a key."""
+        return self.keys.index(key) if self.keys is not None and key in self.keys else None
+
+
+class DatasetModel:
+    """A dataset as a list of versions.
+
+    Attributes:
+        versions: all that ever were, by number.
+        readable: numbers of those that can be opened.
+        tags: names of versions.
+        fences: the versions that vacuums made.
+        hour: what time it is.
+    """
+
+    def __init__(self) -> None:
+        self.versions: dict[int, ModelVersion] = {}
+        self.readable: set[int] = set()
+        self.tags: dict[str, int] = {}
+        self.fences: list[int] = []
+        self.hour = 0
+
+    def copy(self) -> Self:
+        """Return an equal model that changes apart from this one; versions are frozen and shared."""
+        other = copy.copy(self)
+        other.versions, other.readable = dict(self.versions), set(self.readable)
+        other.tags, other.fences = dict(self.tags), list(self.fences)
+        return other
+
+    @property
+    def number(self) -> int | None:
+        """The number of the newest version; None where there is no dataset."""
+        return max(self.versions, default=None)
+
+    @property
+    def newest(self) -> ModelVersion:
+        """The newest version; ``ValueError`` where there is none."""
+        return self.versions[max(self.versions)]
+
+    def open(self, wanted: int | str | None) -> ModelVersion:
+        """Return the version with a number or a tag."""
+        if isinstance(wanted, str) and wanted not in self.tags:
+            raise VersionNotFound("no such tag")
+        number = self.number if wanted is None else self.tags[wanted] if isinstance(wanted, str) else wanted
+        if number not in self.versions:
+            raise VersionNotFound("no such version")
+        if number not in self.readable:
+            raise VersionExpired("expired")
+        assert number is not None
+        return self.versions[number]
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    def foreign(self, samples: Sequence[Any], keys: Sequence[Key] | None, key_field: str | None) -> None:
+        """Another program has written the dataset."""
+        assert not self.versions
+        self.versions[0] = ModelVersion(0, "foreign", self.hour, tuple(samples), None if keys is None else tuple(keys), key_field)
+        self.readable.add(0)
+
+    def overwrite(
+        self, samples: Sequence[Any], keys: Sequence[Key] | None, key_field: str | None, base: ModelVersion | None = None
+    ) -> ModelVersion:
+        """Replace all samples; also makes the dataset."""
+        if self.versions:
+            self._check_base("overwrite", base)
+        _check_unique(keys)
+        before = self.newest.attributes if self.versions else {}
+        return self._add(ModelVersion(0, "overwrite", 0, tuple(samples), None if keys is None else tuple(keys), key_field, before))
+
+    def append(
+        self, samples: Sequence[Any], keys: Sequence[Key] | None, key_field: str | None, base: ModelVersion | None = None
+    ) -> ModelVersion | None:
+        """Put samples behind those that are there; keys only where the dataset has some, or has no samples."""
+        if not samples:
+            return None
+        self._check_base("append", base)
+        head = self.newest
+        if keys is None:
+            return self._add(replace(head, op="append", samples=head.samples + tuple(samples)))
+        _check_unique(keys)
+        if head.samples and head.keys is None:
+            raise ValueError("the dataset has no keys")
+        if taken := set(keys) & set(head.keys or ()):
+            raise KeyConflict("taken", keys=tuple(taken))
+        changed = replace(head, op="append", samples=head.samples + tuple(samples), keys=(head.keys or ()) + tuple(keys))
+        return self._add(changed if head.samples else replace(changed, key_field=key_field))
+
+    def replace(self, edits: Mapping[Key, Any], base: ModelVersion | None = None) -> ModelVersion | None:
+        """Give keys other samples; ``base`` is the version that was looked at when the edits were made."""
+        if not edits:
+            return None
+        base, head = base or self.newest, self.newest
+        if base.keys is None:
+            raise NotFound("no keys")
+        if missing := [key for key in edits if key not in base.keys]:
+            raise KeyNotFound("unknown", keys=tuple(missing))
+        self._check_base("replace", base)
+        since = [version.op for version in self.since(base)]
+        moved = [key for key in edits if head.place(key) != base.place(key)] if "keys" in since else []
+        # The first who commits a key wins, but only a change can be lost.
+        changed = [key for key in edits if head.by_key.get(key) != base.by_key[key]]
+        if moved or changed:
+            raise KeyConflict("changed", keys=tuple(moved or changed))
+        assert head.keys is not None
+        samples = tuple(edits.get(key, sample) for key, sample in zip(head.keys, head.samples, strict=True))
+        return self._add(replace(head, op="replace", samples=samples))
+
+    def set_keys(self, keys: Sequence[Key], key_field: str | None, *, overwrite: bool) -> ModelVersion:
+        """Give the samples keys, or other ones."""
+        if self.newest.keys is not None and not overwrite:
+            raise KeysExist("there are keys")
+        _check_unique(keys)
+        return self._add(replace(self.newest, op="keys", keys=tuple(keys), key_field=key_field))
+
+    def adopt(self) -> ModelVersion | None:
+        """Make the dataset of another program ours."""
+        return self._add(replace(self.newest, op="adopt")) if self.newest.number == 0 else None
+
+    def set_attributes(self, attributes: Mapping[str, Any]) -> ModelVersion | None:
+        """Set attributes; None removes one."""
+        if not attributes:
+            return None
+        merged = {**self.newest.attributes, **attributes}
+        return self._add(replace(self.newest, op="attributes", attributes={k: v for k, v in merged.items() if v is not None}))
+
+    def tag(self, name: str, wanted: int | str | None, *, move: bool) -> ModelVersion | None:
+        """Name a version."""
+        number = self.open(wanted).number
+        if self.tags.get(name) == number:
+            return None
+        if name in self.tags and not move:
+            raise ValueError("taken")
+        self.tags[name] = number
+        return self._add(replace(self.newest, op="tag"))
+
+    def untag(self, name: str) -> ModelVersion:
+        """Take a name away."""
+        if name not in self.tags:
+            raise VersionNotFound("no such tag")
+        del self.tags[name]
+        return self._add(replace(self.newest, op="tag"))
+
+    def restore(self, wanted: int | str | None) -> ModelVersion | None:
+        """Make the content of an earlier version the newest one."""
+        old = self.open(wanted)
+        if (old.content, old.attributes) == (self.newest.content, self.newest.attributes):
+            return None
+        if old.number == 0 and old.keys is not None:
+            raise ValueError("keys of another program are not kept with the version")
+        return self._add(replace(old, op="restore"))
+
+    # --- vacuum ------------------------------------------------------------------------------------------------------
+
+    def retained(self, keep: int | float, leased: Iterable[int], *, late: bool = False) -> set[int]:
+        """Return the versions that a vacuum must keep, and no others.
+
+        Args:
+            keep: a number of versions (int), or hours (float).
+            leased: versions that readers hold.
+            late: versions are dated by when their successors were replaced, as on stores that archive a head by copying it.
+        """
+        first = self._first(keep, late=late)
+        held = set(leased) | set(self.tags.values())
+        return {number for number in self.readable if number >= first or number in held}
+
+    def expire(self, kept: Iterable[int]) -> ModelVersion:
+        """Put up the fence of a vacuum that keeps some versions."""
+        self.readable = set(kept) & self.readable
+        made = self._add(replace(self.newest, op="fence"))
+        self.fences.append(made.number)
+        return made
+
+    def _first(self, keep: int | float, *, late: bool) -> int:
+        newest = self.newest.number
+        if isinstance(keep, float):
+            return min((number for number in self.readable - {newest} if self._replaced(number, late=late) > self.hour - keep), default=newest)
+        left = keep
+        for number in range(newest, 0, -1) if keep else ():
+            left -= self.versions[number].op not in _ASIDE
+            if left == 0:
+                return number
+        return 0 if keep else newest
+
+    def _replaced(self, number: int, *, late: bool) -> int:
+        return self.versions[min(number + 1 + late, self.newest.number)].hour
+
+    # --- parts -------------------------------------------------------------------------------------------------------
+
+    def since(self, base: ModelVersion) -> list[ModelVersion]:
+        """Return the versions after one."""
+        return [self.versions[number] for number in sorted(self.versions) if number > base.number]
+
+    def _check_base(self, op: str, base: ModelVersion | None) -> None:
+        """Raise when a change that was made for ``base`` has no place on the newest version."""
+        if base is None:
+            return
+        if base.number not in self.readable:
+            raise SessionExpired("the base has expired")
+        ops = [version.op for version in self.since(base)]
+        if any(known in _REPLACES_ALL for known in ops) or (op == "overwrite" and any(known not in _ASIDE for known in ops)):
+            raise OverwriteConflict("replaced meanwhile")
+
+    def _add(self, version: ModelVersion) -> ModelVersion:
+        number = max(self.versions, default=0) + 1
+        content = version.content if version.op in _SAME_CONTENT else number
+        made = replace(version, number=number, hour=self.hour, content=content)
+        self.versions[number] = made
+        self.readable.add(number)
+        return made
+
+
+def _check_unique(keys: Sequence[Key] | None) -> None:
+    if twice := [key for key, count in Counter(keys or ()).items() if count > 1]:
+        raise DuplicateKeys("twice", keys=tuple(twice))

@@ -1,0 +1,531 @@
+"""A machine that does to a dataset whatever its users can do, in any order, beside a model that says what should come of it."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, precondition, rule
+
+import liveset
+from liveset.edit.adopt import adopt
+from liveset.edit.session import DatasetUpdate, dataset_update
+from liveset.errors import DatasetError, KeyNotFound, NotFound, SampleError, SessionExpired, VersionExpired
+from liveset.format.codec import Compression
+from liveset.format.keytable import Key
+from liveset.storage import HEAD, version_name
+from liveset.testing import SimulatedCrash
+from liveset.testing.faults import When
+from liveset.testing.invariants import check_dataset
+from liveset.testing.model import DatasetModel, ModelVersion
+from tests.support import checks
+from tests.support.foreign import make_foreign
+from tests.support.places import Place
+from tests.support.writing import write_dataset
+
+Crash = tuple[int, When] | None
+Change = Callable[[DatasetModel], object]
+Row = dict[str, Any]
+
+
+def shout(sample: Row) -> str:
+    """Return a key that no field holds."""
+    return f"{sample['id']}!"
+
+
+KEY_FNS: dict[str, Any] = {"id": "id", "alt": "alt", "none": shout}
+"""By the field that holds the keys; ``none`` where only a function finds them."""
+
+
+def keys_of(rows: Sequence[Row], by: str) -> list[Key]:
+    return [shout(row) if by == "none" else row[by] for row in rows]
+
+
+def remembered(by: str) -> str | None:
+    return None if by == "none" else by
+
+
+# Few entities and few values, so that everything meets everything.
+numbers = st.integers(0, 11)
+rows = st.builds(
+    lambda number, alt, value, length: {"id": f"k{number}", "alt": 100 + (number if alt is None else alt), "v": value, "t": "x" * length},
+    numbers,
+    st.none() | st.none() | st.none() | numbers,
+    st.integers(0, 3),
+    st.integers(0, 9),
+)
+row_lists = st.lists(rows, max_size=7, unique_by=lambda row: row["id"]) | st.lists(rows, min_size=1, max_size=4)
+bys = st.sampled_from(["id", "id", "alt", "none"])
+crashes: st.SearchStrategy[Crash] = st.one_of(
+    st.none(), st.none(), st.none(), st.tuples(st.integers(1, 24), st.sampled_from(("before", "after", "torn")))
+)
+layouts = st.fixed_dictionaries(
+    {"chunk_size": st.integers(1, 4), "level": st.sampled_from([None, None, "chunk", "sample", "batch"])},
+)
+wanted = st.integers(0, 60)
+"""Stands for a version: the machine takes it modulo what there is."""
+slots = st.sampled_from("AB")
+
+
+@dataclass
+class Session:
+    """An update that is open, and what the model knows of it."""
+
+    update: DatasetUpdate
+    base: ModelVersion
+    staged: dict[Key, Row] = field(default_factory=dict)
+
+
+@dataclass
+class Reader:
+    """A dataset that is open."""
+
+    ds: liveset.StreamingDataset
+    version: ModelVersion
+    pinned_at: int | None
+
+
+class DatasetMachine(RuleBasedStateMachine):
+    """Rules are calls of the library; each is done to the dataset and to the model, and both must agree, in results and in errors."""
+
+    make_place: Callable[[], Place]
+    readers = Bundle("readers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = type(self).make_place()
+        self.path = self.place.path
+        self.model = DatasetModel()
+        self.sessions: dict[str, Session] = {}
+        self.open_readers: list[Reader] = []
+        self.leftovers: set[str] = set()
+        """Files that nobody needs, and that only a vacuum may remove."""
+        self.turn = 0
+
+    def teardown(self) -> None:
+        try:
+            if self.model.versions:
+                checks.every_version(self.path, self.model)
+                if self.model.newest.number:
+                    check_dataset(self.place.store)
+        finally:
+            for reader in self.open_readers:
+                reader.ds.close()
+            self.place.close()
+
+    # --- one step ----------------------------------------------------------------------------------------------------
+
+    def perform(self, act: Callable[[], Any], change: Change, crash: Crash = None, *, also: tuple[type[Exception], ...] = ()) -> Any:
+        """Do something to the dataset and to the model; errors must be of the same kind and name the same keys.
+
+        Args:
+            act: the call of the library.
+            change: the call of the model.
+            crash: where the process ends.
+            also: other errors that are as good as what the model says; nothing was changed then.
+        """
+        after, expected = self.model.copy(), None
+        try:
+            change(after)
+        except (DatasetError, ValueError) as error:
+            after, expected = self.model, error
+        result, actual, crashed = None, None, False
+        self.place.gate.arm(crash)
+        try:
+            result = act()
+        except SimulatedCrash:
+            crashed = True
+        except (DatasetError, ValueError, TypeError) as error:
+            actual = error
+        finally:
+            self.place.gate.arm(None)
+        if crashed:
+            self.settle_crash(after)
+        elif actual is not None and isinstance(actual, also):
+            pass
+        else:
+            checks.same_outcome(expected, actual)
+            self.model = after
+        return result
+
+    def settle_crash(self, after: DatasetModel) -> None:
+        """Whoever comes next sees the version before or the one after."""
+        gc.collect()
+        number = json.loads(self.place.read(HEAD)).get("edit", {}).get("version", 0) if self.place.has_dataset() else None
+        assert number in (self.model.number, after.number), f"a crash made version {number}"
+        if number == after.number:
+            self.model = after
+        self.note_leftovers()
+
+    def note_leftovers(self) -> None:
+        self.leftovers = set(self.place.entries()) - checks.needed_files(self.place, self.model)
+
+    def pick(self, number: int, *, readable: bool = True) -> int:
+        known = sorted(self.model.readable if readable else self.model.versions)
+        return known[number % len(known)]
+
+    @property
+    def leased(self) -> set[int]:
+        """Versions that readers hold as far as a vacuum can tell: none does for longer than an hour, since time passes in jumps."""
+        return {reader.version.number for reader in self.open_readers if reader.pinned_at == self.model.hour}
+
+    @property
+    def by(self) -> str | None:
+        """What holds the keys of the newest version."""
+        newest = self.model.newest
+        return None if newest.keys is None else newest.key_field or "none"
+
+    # --- the dataset as a whole --------------------------------------------------------------------------------------
+
+    @initialize(rows=row_lists, by=st.none() | bys, layout=layouts, shards=st.sampled_from([1, 3]), foreign=st.booleans())
+    def begin(self, rows: list[Row], by: str | None, layout: dict[str, Any], shards: int, foreign: bool) -> None:
+        if not foreign:
+            self.overwrite(rows, by, layout, shards, None)
+            return
+        rows = list({row["alt"]: row for row in {row["id"]: row for row in rows}.values()}.values()) or [{"id": "k0", "alt": 100, "v": 0, "t": ""}]
+        compression = Compression("zstd", layout["level"]) if layout["level"] else None
+
+        def make(path: Any) -> None:
+            key = None if by is None else KEY_FNS[by]
+            write_dataset(path, rows, chunk_size=layout["chunk_size"], compression=compression, key=key)
+            make_foreign(path)
+
+        self.place.put_foreign(make)
+        self.model.foreign(rows, None if by is None else keys_of(rows, by), None if by is None else remembered(by))
+
+    @rule(rows=row_lists, by=st.none() | bys, layout=layouts, shards=st.sampled_from([1, 3]), crash=crashes)
+    def overwrite(self, rows: list[Row], by: str | None, layout: dict[str, Any], shards: int, crash: Crash) -> None:
+        def act() -> None:
+            packed = {"compression": "zstd", "compression_level": layout["level"]} if layout["level"] else {}
+            self.write(rows, by, mode="overwrite", num_shards=shards, chunk_size=layout["chunk_size"], **packed)
+
+        keys = None if by is None else keys_of(rows, by)
+        self.perform(act, lambda model: model.overwrite(rows, keys, None if by is None else remembered(by)), crash)
+
+    def write(self, rows: Sequence[Row], by: str | None, *, meanwhile: Callable[[], object] | None = None, late: bool = False, **more: Any) -> None:
+        """Call optimize; ``meanwhile`` happens while it is at work, before the first or before the last sample."""
+        stops = [*rows, None]  # so that there is an input without samples, too
+
+        def fn(number: int) -> Row | None:
+            if meanwhile is not None and number == (len(stops) - 1 if late else 0):
+                meanwhile()
+            return stops[number]
+
+        key_fn = None if by is None else KEY_FNS[by]
+        liveset.optimize(fn, range(len(stops)), self.path, num_workers=1, verbose=False, key_fn=key_fn, **more)
+
+    @precondition(lambda self: self.model.versions)
+    @rule(rows=row_lists, named=st.booleans(), size=st.integers(1, 4), crash=crashes)
+    def append(self, rows: list[Row], named: bool, size: int, crash: Crash) -> None:
+        by = self.by
+        given = by if by == "none" or named else None
+        keys = None if by is None else keys_of(rows, by)
+        field = None if by is None else remembered(by)
+        self.perform(
+            lambda: self.write(rows, given, mode="append", chunk_size=size), lambda model: model.append(rows, keys, field), crash
+        )
+
+    @precondition(lambda self: self.model.versions and self.model.newest.samples and self.by in (None, "none"))
+    @rule(rows=row_lists)
+    def append_without_knowing_the_keys(self, rows: list[Row]) -> None:
+        """Keys where the samples have none, and none where no field holds those that they have."""
+
+        def refuse(model: DatasetModel) -> None:
+            raise ValueError
+
+        self.perform(lambda: self.write(rows, "id" if self.by is None else None, mode="append"), refuse)
+
+    @precondition(lambda self: self.model.versions)
+    @rule(
+        rows=st.lists(rows, min_size=1, max_size=4, unique_by=lambda row: row["id"]),
+        theirs=row_lists,
+        what=st.sampled_from(["append", "replace", "overwrite", "keys", "attributes", "restore", "tag", "vacuum"]),
+        by=bys,
+        number=wanted,
+        late=st.booleans(),
+    )
+    def append_meanwhile(self, rows: list[Row], theirs: list[Row], what: str, by: str, number: int, late: bool) -> None:
+        """Somebody else commits while an append is at work."""
+        base, mine = self.model.newest, self.by
+        keys = None if mine is None else keys_of(rows, mine)
+
+        def rival() -> None:
+            if what == "append":
+                self.append(theirs, False, 2, None)
+            elif what == "replace":
+                self.replace_at_once(theirs, None)
+            elif what == "overwrite":
+                self.overwrite(theirs, by, {"chunk_size": 2, "level": None}, 1, None)
+            elif what == "keys":
+                self.build_keys(by, True, 1, None)
+            elif what == "attributes":
+                self.set_attributes({"a": number}, None)
+            elif what == "restore":
+                self.restore(number, None)
+            elif what == "tag":
+                self.tag("x", number, True, None)
+            else:
+                self.vacuum(0, 0, False, None)
+
+        try:
+            self.write(rows, mine, mode="append", meanwhile=rival, late=late)
+        except (DatasetError, ValueError, TypeError) as error:
+            actual: Exception | None = error
+        else:
+            actual = None
+        # Files from before a vacuum count as gone, whether they were written already or not.
+        if what == "vacuum" and late and isinstance(actual, SessionExpired):
+            return
+        self.perform(
+            lambda: checks.again(actual), lambda model: model.append(rows, keys, None if mine is None else remembered(mine), base=base)
+        )
+
+    @precondition(lambda self: self.model.versions)
+    @rule(by=bys, overwrite=st.booleans(), shards=st.sampled_from([1, 3]), crash=crashes)
+    def build_keys(self, by: str, overwrite: bool, shards: int, crash: Crash) -> None:
+        keys = keys_of(self.model.newest.samples, by)
+        self.perform(
+            lambda: liveset.build_keys_index(self.path, KEY_FNS[by], overwrite=overwrite, num_shards=shards, verbose=False),
+            lambda model: model.set_keys(keys, remembered(by), overwrite=overwrite),
+            crash,
+        )
+
+    @precondition(lambda self: self.model.versions)
+    @rule(values=st.dictionaries(st.sampled_from("ab"), st.none() | st.integers(0, 2)), crash=crashes)
+    def set_attributes(self, values: dict[str, Any], crash: Crash) -> None:
+        self.perform(lambda: liveset.set_attributes(self.path, values), lambda model: model.set_attributes(values), crash)
+
+    @precondition(lambda self: self.model.versions)
+    @rule(crash=crashes)
+    def adopt(self, crash: Crash) -> None:
+        self.perform(lambda: adopt(self.path), lambda model: model.adopt(), crash)
+
+    # --- updates -----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.model.versions and self.model.newest.samples)
+    @rule(slot=slots)
+    def open_session(self, slot: str) -> None:
+        self.leave_session(slot)
+        base = self.model.newest
+        if base.keys is None:
+            with checks.raises(NotFound):
+                dataset_update(self.path)
+            return
+        self.sessions[slot] = Session(dataset_update(self.path), base)
+
+    @precondition(lambda self: self.sessions)
+    @rule(slot=slots, row=rows, number=wanted, known=st.integers(0, 5))
+    def stage(self, slot: str, row: Row, number: int, known: int) -> None:
+        session = self.sessions.get(slot)
+        if session is None:
+            return
+        keys = session.base.keys or ()
+        key = keys[number % len(keys)] if known else shout(row) if isinstance(keys[0], str) else 999
+        by = session.base.key_field
+        sample = row if by is None else {**row, by: key}
+        if by is not None and number % 7 == 0:
+            with checks.raises(SampleError):
+                session.update[key] = {**row, by: "another"} if by == "id" else {**row, by: -1}
+        session.update[key] = sample
+        session.staged[key] = sample
+        assert session.update[key] == sample
+        assert set(session.update) == set(session.staged)
+        if session.base.number in self.model.readable:
+            preview = session.update.preview()
+            assert preview.keys == len(session.staged.keys() & set(keys))
+            assert set(preview.missing) == session.staged.keys() - set(keys)
+
+    @precondition(lambda self: self.sessions)
+    @rule(slot=slots, crash=crashes)
+    def commit_session(self, slot: str, crash: Crash) -> None:
+        session = self.sessions.pop(slot, None)
+        if session is None:
+            return
+
+        def act() -> Any:
+            with session.update as update:
+                return update.commit(message="edited")
+
+        gone = session.base.number not in self.model.readable
+        result = self.perform(
+            act, lambda model: model.replace(session.staged, session.base), crash, also=(SessionExpired, VersionExpired) if gone else ()
+        )
+        if result is not None:
+            assert (result.version, result.keys) == ((self.model.number if session.staged else session.base.number), len(session.staged))
+
+    @precondition(lambda self: self.sessions)
+    @rule(slot=slots)
+    def leave_session(self, slot: str) -> None:
+        if (session := self.sessions.pop(slot, None)) is not None:
+            with session.update:
+                pass
+
+    @precondition(lambda self: self.model.versions and self.model.newest.samples and self.model.newest.keys)
+    @rule(edits=st.lists(rows, min_size=1, max_size=4), crash=crashes)
+    def replace_at_once(self, edits: list[Row], crash: Crash) -> None:
+        """Edits of keys that are there, as far as the rows name some."""
+        newest = self.model.newest
+        if not newest.keys or self.by is None:
+            return
+        staged = {key: row for key, row in zip(keys_of(edits, self.by), edits, strict=True) if key in newest.keys}
+
+        def act() -> None:
+            with dataset_update(self.path) as update:
+                for key, row in staged.items():
+                    update[key] = row
+                assert all(update[key] == newest.by_key[key] for key in newest.keys or () if key not in staged)
+                update.commit()
+
+        self.perform(act, lambda model: model.replace(staged), crash)
+
+    # --- versions ----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.model.versions)
+    @rule(number=wanted, crash=crashes)
+    def restore(self, number: int, crash: Crash) -> None:
+        version = self.pick(number, readable=number % 4 > 0)
+        self.perform(lambda: liveset.restore(self.path, version), lambda model: model.restore(version), crash)
+
+    @precondition(lambda self: self.model.versions)
+    @rule(name=st.sampled_from(["x", "y"]), number=wanted, move=st.booleans(), crash=crashes)
+    def tag(self, name: str, number: int, move: bool, crash: Crash) -> None:
+        version = self.pick(number, readable=number % 4 > 0)
+        self.perform(lambda: liveset.tag(self.path, name, version, move=move), lambda model: model.tag(name, version, move=move), crash)
+
+    @precondition(lambda self: self.model.tags)
+    @rule(name=st.sampled_from(["x", "y"]), crash=crashes)
+    def untag(self, name: str, crash: Crash) -> None:
+        self.perform(lambda: liveset.untag(self.path, name), lambda model: model.untag(name), crash)
+
+    @rule()
+    def let_time_pass(self) -> None:
+        """Two hours: longer than a lease lasts, and than the grace."""
+        self.place.pass_time(2)
+        self.model.hour += 2
+
+    @precondition(lambda self: self.model.versions and self.model.newest.number)
+    @rule(keep=st.sampled_from([0, 0, 1, 2, 5, 0.0, 1.0, 3.0]), grace=st.sampled_from([0, 0, 1]), dry=st.booleans(), crash=crashes)
+    def vacuum(self, keep: int | float, grace: int, dry: bool, crash: Crash) -> None:
+        options: dict[str, Any] = {"keep": timedelta(hours=keep) if isinstance(keep, float) else keep, "grace": timedelta(hours=grace)}
+        if dry:
+            before = self.place.entries().keys()
+            planned = liveset.vacuum(self.path, **options, dry_run=True)
+            assert self.place.entries().keys() == before
+        cutoff = self.place.store.now() - timedelta(hours=grace, seconds=1)
+        leased = self.leased | checks.ghosts(self.place, self.leased)
+        allowed = self.model.retained(keep, leased, late=self.place.late)
+        needed = self.model.retained(keep, self.leased)
+        self.place.gate.arm(crash)
+        report = None
+        try:
+            report = liveset.vacuum(self.path, **options)
+        except SimulatedCrash:
+            pass
+        finally:
+            self.place.gate.arm(None)
+        stamp = json.loads(self.place.read(HEAD))["edit"]
+        if stamp["version"] == self.model.number:
+            assert report is None or report.version is None
+            if report is not None:
+                last = {number - 1 for number in self.model.fences[-1:]}
+                assert self.model.readable - allowed <= last, "there was something to forget"
+        else:
+            fence = stamp["fence"]
+            kept = {number for number in self.model.readable if number >= fence["expired_before"] or number in fence["kept"]}
+            assert needed <= kept <= allowed, f"{sorted(kept)} were kept, at least {sorted(needed)} and at most {sorted(allowed)} should be"
+            self.model.expire(kept)
+        self.note_leftovers()
+        if report is not None:
+            assert set(report.kept) == self.model.readable
+            assert not report.unknown
+            checks.nothing_old_is_left(self.place, self.model, cutoff)
+            if dry:
+                assert planned.deleted == report.deleted
+        checks.every_version(self.path, self.model)
+
+    # --- readers -----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.model.versions)
+    @rule(target=readers, number=wanted, pin=st.booleans(), tag=st.booleans(), crash=crashes)
+    def open_reader(self, number: int, pin: bool, tag: bool, crash: Crash) -> Any:
+        name: int | str | None = None
+        if tag and self.model.tags:
+            name = sorted(self.model.tags)[number % len(self.model.tags)]
+        elif number % 4:
+            name = self.pick(number, readable=number % 4 > 1)
+        ds = self.perform(
+            lambda: liveset.StreamingDataset(self.path, version=name, pin=pin), lambda model: model.open(name), crash if pin else None
+        )
+        if ds is None:
+            return multiple()
+        reader = Reader(ds, self.model.open(name), self.model.hour if pin else None)
+        self.open_readers.append(reader)
+        return reader
+
+    @rule(reader=readers)
+    def read(self, reader: Reader) -> None:
+        try:
+            checks.version_equals(reader.ds, reader.version)
+        except VersionExpired:
+            assert reader.version.number not in self.model.readable
+
+    @rule(reader=readers, crash=crashes)
+    def refresh(self, reader: Reader, crash: Crash) -> None:
+        moved = reader.version != self.model.newest
+        result = self.perform(reader.ds.refresh, lambda model: None, crash if reader.pinned_at is not None else None)
+        if result is not None:
+            assert result == moved
+            if moved and reader.pinned_at is not None:
+                reader.pinned_at = self.model.hour
+            reader.version = self.model.newest
+
+    @rule(reader=consumes(readers))
+    def close_reader(self, reader: Reader) -> None:
+        self.open_readers.remove(reader)
+        reader.ds.close()
+
+    # --- what always holds -------------------------------------------------------------------------------------------
+
+    @invariant()
+    def newest_equals_the_model(self) -> None:
+        if self.model.versions:
+            with liveset.StreamingDataset(self.path) as ds:
+                assert ds.version == self.model.number
+                checks.version_equals(ds, self.model.newest)
+
+    @invariant()
+    def an_earlier_version_equals_the_model(self) -> None:
+        if self.model.versions:
+            self.turn += 1
+            checks.one_version(self.path, self.model, self.pick(self.turn))
+
+    @invariant()
+    def history_is_gap_free(self) -> None:
+        if self.model.versions:
+            checks.history(self.path, self.model)
+
+    @invariant()
+    def the_old_tool_sees_the_same(self) -> None:
+        if self.model.versions:
+            checks.old_view(self.place, self.model)
+
+    @invariant()
+    def no_file_is_missing_or_too_many(self) -> None:
+        if self.model.versions:
+            checks.files(self.place, self.model, self.leftovers, self.leased_ever)
+
+    @property
+    def leased_ever(self) -> set[int]:
+        return {reader.version.number for reader in self.open_readers if reader.pinned_at is not None}
+
+    @invariant()
+    def verify_finds_no_damage(self) -> None:
+        if self.model.versions:
+            assert liveset.verify(self.path).ok
+
+
