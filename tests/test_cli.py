@@ -47,7 +47,8 @@ def test_version_and_help() -> None:
     assert run("--version").stdout == f"liveset {liveset.__version__}\n"
     shown = run("--help")
     assert shown.returncode == 0
-    assert all(command in shown.stdout for command in ("demo", "info", "head", "verify"))
+    commands = ("demo", "info", "head", "verify", "get", "set", "keys", "log", "tag", "restore", "vacuum")
+    assert all(f" {command} " in shown.stdout for command in commands)
     for command in ("demo", "info", "head", "verify"):
         assert "Example" in run(command, "--help").stdout
 
@@ -142,6 +143,13 @@ def test_an_unknown_version_is_told(dataset: Path, capsys: pytest.CaptureFixture
     assert "99" in code
 
 
+def test_wrong_arguments_are_told_without_a_traceback(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (("head", dataset, "--field", "nonsense"), ("tag", dataset, "3rd"), ("info", dataset, "--version", "2020-99-99")):
+        code, out, err = call(capsys, *argv)
+        assert (code, out) == (2, "")
+        assert str(argv[-1]) in err
+
+
 def test_output_into_a_closed_pipe_is_quiet(dataset: Path) -> None:
     done = subprocess.run(
         f'"{sys.executable}" -c "import time; time.sleep(1)" | true; "{sys.executable}" -m liveset.cli head "{dataset}" -n 13 | true',
@@ -158,9 +166,37 @@ def test_demo(tmp_path: Path) -> None:
     done = run("demo", tmp_path / "digits")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    for word in ("optimize", "train", "append", "read", "overwrite", "1,797 samples", "1,500 samples", "digit-1500", "version 3"):
-        assert word in done.stdout
-    assert len(liveset.StreamingDataset(tmp_path / "digits")) == 1797
+    steps = [line.split()[0] for line in done.stdout.splitlines() if line[:1].strip()]
+    assert steps == "optimize train find fix train look append read overwrite verify log done".split()
+    for words in ("1,500 samples", "75 of the labels", "6 chunks", "digit-1500", "1,797 samples", "version 4 has", "version 3 still has"):
+        assert words in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 140
+    ds = liveset.StreamingDataset(tmp_path / "digits")
+    assert (len(ds), len(ds.keys), ds.version) == (1797, 1797, 4)
     again = run("demo", tmp_path / "digits")
     assert again.returncode == 1
     assert len(again.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_the_demo_fixes_wrong_labels(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    from liveset import demo
+
+    said: list[str] = []
+    figures = demo.run(tmp_path / "digits", workers=1, say=said.append)
+    assert 60 <= figures["fixed"] <= demo.WRONG
+    assert figures["fixed"] <= figures["doubtful"] <= 2 * demo.WRONG
+    assert figures["accuracy"] > figures["accuracy_before"] + 0.02
+    assert f"{figures['accuracy']:.1%}" in "\n".join(said)
+    assert figures["chunks_rewritten"] <= 6
+
+    truth = datasets.load_digits().target
+    before, fixed, grown, last = (liveset.StreamingDataset(tmp_path / "digits", version=version) for version in (1, 2, 3, 4))
+    assert sum(before[demo.name_of(i)]["label"] != truth[i] for i in range(demo.FIRST)) == demo.WRONG
+    wrong = [i for i in range(demo.FIRST) if fixed[demo.name_of(i)]["label"] != truth[i]]
+    assert len(wrong) == demo.WRONG - figures["fixed"]
+    for ds in (grown, last):
+        assert [i for i in range(len(truth)) if ds[demo.name_of(i)]["label"] != truth[i]] == wrong
+    assert [version.op for version in liveset.history(tmp_path / "digits")] == ["overwrite", "append", "replace", "overwrite"]
+    assert "wrong labels" in liveset.history(tmp_path / "digits")[2].message

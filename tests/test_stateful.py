@@ -25,9 +25,8 @@ class MemoryMachine(DatasetMachine):
     make_place = MemoryPlace
 
 
-class TestLocal(LocalMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=_EXAMPLES // 3, stateful_step_count=_STEPS, deadline=None)
+TestLocal = LocalMachine.TestCase
+TestLocal.settings = settings(max_examples=_EXAMPLES // 3, stateful_step_count=_STEPS, deadline=None)
 
-
-class TestMemory(MemoryMachine.TestCase):  # type: ignore[name-defined,misc]
-    settings = settings(max_examples=_EXAMPLES, stateful_step_count=_STEPS, deadline=None)
+TestMemory = MemoryMachine.TestCase
+TestMemory.settings = settings(max_examples=_EXAMPLES, stateful_step_count=_STEPS, deadline=None)

@@ -1,4 +1,4 @@
-"""The main job on real data: handwritten digits become a dataset; wrong labels in it are found and fixed by key; it grows and is replaced."""
+"""The main job on real data: handwritten digits become a dataset, in which wrong labels are found and fixed; it grows and is replaced."""
 
 from __future__ import annotations
 
@@ -120,10 +120,9 @@ def _run(path: Path, workers: int, say: Callable[[str], Any]) -> dict[str, float
 
 def _load() -> tuple[Any, Any]:
     try:
-        import pyarrow as _  # publishes the keys
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise MissingDependency("The demo needs scikit-learn and pyarrow: pip install 'liveset[demo]'", name=error.name) from error
+        raise MissingDependency("The demo needs scikit-learn: pip install 'liveset[demo]'", name="sklearn") from error
     bunch = load_digits()
     return bunch.images.astype("uint8"), bunch.target
 

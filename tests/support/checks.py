@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
 
 import liveset
 from liveset.errors import DatasetError, KeyNotFound, PositionOutOfRange, VersionExpired, VersionNotFound

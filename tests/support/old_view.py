@@ -6,6 +6,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import zstandard
@@ -30,7 +31,7 @@ def _items(data: bytes, config: dict[str, Any]) -> Iterator[bytes]:
         plain = _inflate(data) if config["compression"] and config["compression_level"] is None else data
         (count,) = struct.unpack_from("<I", plain)
         offsets = struct.unpack_from(f"<{count + 1}I", plain, 4)
-    for start, end in zip(offsets, offsets[1:], strict=False):
+    for start, end in pairwise(offsets):
         item = plain[start:end]
         yield _inflate(item) if config["compression_level"] == "sample" else item
 

@@ -50,7 +50,7 @@ def demo(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
 ) -> None:
-    """Show the library at work: write, train on, append to and overwrite 1,797 handwritten digits."""
+    """Show the library at work on 1,797 handwritten digits: write, train, fix wrong labels by key, append, overwrite, look back."""
     from liveset.demo import run
 
     run(path, workers=workers, say=typer.echo)

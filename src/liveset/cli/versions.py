@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import liveset
+from liveset.cli.usage import usage_errors
 
 if TYPE_CHECKING:
     from liveset.edit.vacuum import VacuumReport
@@ -70,7 +71,8 @@ def tag(
     elif delete:
         number = liveset.untag(path, name, message=message, author=author)
     else:
-        number = liveset.tag(path, name, chosen, move=move, message=message, author=author)
+        with usage_errors():
+            number = liveset.tag(path, name, chosen, move=move, message=message, author=author)
     if as_json:
         typer.echo(json.dumps({"tag": name, "version": None if delete else number, "dry_run": dry_run}))
     elif delete:
@@ -101,7 +103,8 @@ def restore(
     else:
         if not yes:
             _ask(f"Put {told}?")
-        number = liveset.restore(path, chosen, force=force, message=message, author=author)
+        with usage_errors():
+            number = liveset.restore(path, chosen, force=force, message=message, author=author)
     if as_json:
         typer.echo(json.dumps({"restored": old.version, "version": number, "samples": old.samples, "dry_run": dry_run}))
     elif dry_run:
@@ -161,11 +164,8 @@ def parse_keep(text: str) -> timedelta | int:
 
 
 def _ask(question: str) -> None:
-    try:
-        sure = typer.confirm(question, err=True)
-    except typer.Abort:  # nobody can answer
-        sure = False
-    if not sure:
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         sys.exit("liveset: nothing was done; --yes does it without asking.")
 
 
@@ -187,21 +187,24 @@ def _as_dict(version: Version) -> dict[str, Any]:
 
 
 def _print_log(found: list[Version]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("version", "committed", "op", "samples", "bytes alone"):
-        table.add_column(name, justify="left" if name in ("committed", "op") else "right", no_wrap=True)
-    table.add_column("tags and message", overflow="fold")
+    rows = [("version", "committed", "op", "samples", "bytes alone", "tags and message")]
     for version in found:
         when = version.when.astimezone().strftime("%Y-%m-%d %H:%M:%S") if version.when is not None else "-"
         samples, alone = ("-" if value is None else f"{value:,}" for value in (version.samples, version.alone))
-        words = [f"[{name}]" for name in version.tags] + [version.message] * bool(version.message)
+        words = [f"[{name}]" for name in version.tags] + version.message.split()
         words += [f"({version.author})"] * bool(version.author)
-        table.add_row(str(version.version), when, version.op, samples, alone, Text(" ".join(words)))
-    Console(highlight=False, emoji=False).print(table)
+        rows.append((str(version.version), when, version.op, samples, alone, " ".join(words)))
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    for number, when, op, samples, alone, notes in rows:
+        cells = (
+            number.rjust(widths[0]),
+            when.ljust(widths[1]),
+            op.ljust(widths[2]),
+            samples.rjust(widths[3]),
+            alone.rjust(widths[4]),
+            notes,
+        )
+        typer.echo("  ".join(cells).rstrip())
 
 
 def _report_as_dict(report: VacuumReport) -> dict[str, Any]:

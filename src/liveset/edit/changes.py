@@ -203,9 +203,7 @@ def _dataset_facts(edit: EditStamp, change: Change) -> EditStamp:
             tags = {known: number for known, number in edit.tags.items() if known != name}
             return replace(edit, tags=tags if version is None else {**tags, name: version})
         case Expire(fence):
-            return replace(
-                edit, fence=replace(fence, version=edit.version), requires_write=tuple(sorted({*edit.requires_write, "fence"}))
-            )
+            return replace(edit, fence=replace(fence, version=edit.version), requires_write=tuple(sorted({*edit.requires_write, "fence"})))
         case Restore(index) if index.edit is not None:
             return replace(edit, requires_read=tuple(sorted({*edit.requires_read, *index.edit.requires_read})))
     return edit

@@ -60,8 +60,21 @@ def check_rebase(change: Change, base: Index | None, head: Index | None, since: 
                 "since. Nothing was changed; start again."
             )
         _check_ground(change, base, head, since)
-    if isinstance(change, Append) and head is not None and head.chunks and change.records:
-        check_schema(head.config or {}, change.config or {})
+    if isinstance(change, Append) and head is not None and change.records:
+        _check_keys(base, head, since)
+        if head.chunks:
+            check_schema(head.config or {}, change.config or {})
+
+
+def _check_keys(base: Index | None, head: Index, since: Sequence[HistoryEntry]) -> None:
+    """Keys that were made anew tell nothing about how those of the new samples were found, but where both stand in the same field."""
+    made = [entry for entry in since if entry.op == SetKeys.op]
+    field = base.layout_of_keys.get("field") if base is not None else None
+    if made and (field is None or head.layout_of_keys.get("field") != field):
+        raise Conflict(
+            f"cannot append: the samples were given other keys meanwhile ({_told(made)} committed). Nothing was changed. Append again, with "
+            "keys of the same kind."
+        )
 
 
 def check_kept(head: Index | None, version: int, what: str) -> None:

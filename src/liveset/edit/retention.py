@@ -34,7 +34,7 @@ class Kind(Enum):
 
 # Every kind of file must be in here: what is not is kept, and reported.
 _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    (Kind.CHUNK, re.compile(r"chunk-[^/]+")),
+    (Kind.CHUNK, re.compile(r"chunk-\d+-\d+(-[0-9a-f]{16})?(\.[^./]+)?\.bin")),
     (Kind.KEYS, re.compile(re.escape(PRIVATE) + r"keys/[^/]+\.keys")),
     (Kind.VERSION, re.compile(re.escape(VERSIONS) + r"\d{8,}\.json")),
     (Kind.LEASE, re.compile(re.escape(PRIVATE) + r"leases/[^/]+\.json")),
@@ -84,7 +84,8 @@ class Survey:
         expired_before = max(first, before)
         held = self.leased | set(edit.tags.values())
         # A version that has expired stays so, since some of its files may be gone; a lease alone does not make it whole again.
-        kept = tuple(v for v in sorted(self.versions) if v < expired_before and v in held and self._keeps(v))
+        # Those from before the last fence that a tag or a reader has saved are as young as any when that lets them go.
+        kept = tuple(v for v in sorted(self.versions) if v < expired_before and (v in held or v >= first) and self._keeps(v))
         stay = frozenset(v for v in self.versions if v >= expired_before or v in kept or v in self.leased)
         spared = tuple(sorted(token for token in self._live_tokens if self._whole(token)))
         fence = Fence(0, expired_before, self.cutoff, kept, spared)

@@ -119,8 +119,10 @@ def vacuum_store(
             doomed = plan.without(_needed(store, plan.candidates, plan.stay))
         except NotFound:
             continue  # another vacuum was quicker, and has removed a version that was listed
-        if dry_run or not _worth_a_commit(found, plan, doomed):
-            return _report(store, found, plan, doomed, dry_run=dry_run)
+        if not _worth_a_commit(found, plan, doomed):
+            return _report(store, found, None, {}, dry_run=dry_run)
+        if dry_run:
+            return _report(store, found, plan, doomed, dry_run=True)
         try:
             told = f"{len(doomed)} files and {len(plan.expired)} versions"
             # The plan holds for this head alone: whoever commits before the fence is up makes it worthless.

@@ -55,7 +55,8 @@ class _State(NamedTuple):
 
 def search_leases(rules: LeaseRules = LeaseRules(), *, readers: int = 2, vacuums: int = 2) -> LeaseResult:
     """Visits all states, nearest first, until a promise is broken or none is left."""
-    begin = _State(True, 0, False, (False,) * readers, ("start",) * readers, (_Vacuum(),) * vacuums)
+    start: _Reader = "start"
+    begin = _State(True, 0, False, (False,) * readers, (start,) * readers, (_Vacuum(),) * vacuums)
     paths: dict[_State, tuple[str, ...]] = {begin: ()}
     queue = deque((begin,))
     while queue:

@@ -9,9 +9,11 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any, Self
 
 from liveset.errors import (
+    Conflict,
     DuplicateKeys,
     KeyConflict,
     KeyNotFound,
@@ -139,6 +141,9 @@ class DatasetModel:
             return None
         self._check_base("append", base)
         head = self.newest
+        made_anew = base is not None and "keys" in [version.op for version in self.since(base)]
+        if made_anew and (base is None or base.key_field is None or base.key_field != head.key_field):
+            raise Conflict("there are other keys now")
         if keys is None:
             return self._add(replace(head, op="append", samples=head.samples + tuple(samples)))
         _check_unique(keys)
@@ -184,11 +189,13 @@ class DatasetModel:
         """Set attributes; None removes one."""
         if not attributes:
             return None
+        self.adopt()
         merged = {**self.newest.attributes, **attributes}
         return self._add(replace(self.newest, op="attributes", attributes={k: v for k, v in merged.items() if v is not None}))
 
     def tag(self, name: str, wanted: int | str | None, *, move: bool) -> ModelVersion | None:
         """Name a version."""
+        self.adopt()
         number = self.open(wanted).number
         if self.tags.get(name) == number:
             return None
@@ -215,11 +222,11 @@ class DatasetModel:
 
     # --- vacuum ------------------------------------------------------------------------------------------------------
 
-    def retained(self, keep: int | float, leased: Iterable[int], *, late: bool = False) -> set[int]:
+    def retained(self, keep: int | timedelta, leased: Iterable[int], *, late: bool = False) -> set[int]:
         """Return the versions that a vacuum must keep, and no others.
 
         Args:
-            keep: a number of versions (int), or hours (float).
+            keep: a number of versions, or the time that each is kept.
             leased: versions that readers hold.
             late: versions are dated by when their successors were replaced, as on stores that archive a head by copying it.
         """
@@ -234,10 +241,11 @@ class DatasetModel:
         self.fences.append(made.number)
         return made
 
-    def _first(self, keep: int | float, *, late: bool) -> int:
+    def _first(self, keep: int | timedelta, *, late: bool) -> int:
         newest = self.newest.number
-        if isinstance(keep, float):
-            return min((number for number in self.readable - {newest} if self._replaced(number, late=late) > self.hour - keep), default=newest)
+        if isinstance(keep, timedelta):
+            since = self.hour - keep / timedelta(hours=1)
+            return min((number for number in self.readable - {newest} if self._replaced(number, late=late) > since), default=newest)
         left = keep
         for number in range(newest, 0, -1) if keep else ():
             left -= self.versions[number].op not in _ASIDE

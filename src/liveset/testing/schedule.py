@@ -60,7 +60,7 @@ def run_interleaved(store: Store, actors: Mapping[str, Actor], choose: Callable[
             results[name] = actors[name](mine)
         except _Ended:
             pass
-        except Exception as error:  # noqa: BLE001 - the test looks at it
+        except Exception as error:  # the test looks at it
             results[name] = error
         finally:
             mine.thread = None

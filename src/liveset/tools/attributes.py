@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from liveset.edit.adopt import adopt_store
 from liveset.edit.changes import SetAttributes
 from liveset.edit.commit import commit
 from liveset.snapshot import open_snapshot
@@ -40,7 +41,8 @@ def set_attributes(path: str | os.PathLike[str], attributes: Mapping[str, Any] |
         return base.version
     if not all(isinstance(name, str) for name in chosen):
         raise TypeError("the names of attributes must be text")
-    return commit(store, SetAttributes(chosen), base).version
+    # A stamp alone would hide the keys of another program, which are found only where there is none.
+    return commit(store, SetAttributes(chosen), adopt_store(store) if base.edit is None else base).version
 
 
 __all__ = ["set_attributes"]

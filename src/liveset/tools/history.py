@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from liveset.edit import versions
+from liveset.edit.adopt import adopt_store
 from liveset.edit.changes import Restore, Retag, files_of
 from liveset.edit.commit import commit
 from liveset.edit.publish import publish_keys
@@ -160,6 +161,7 @@ def tag(path: Path, name: str, version: Wanted | None = None, *, move: bool = Fa
     if not isinstance(name, str) or not _TAG.fullmatch(name):
         raise ValueError(f"{name!r} cannot be a tag: a tag begins with a letter, and has up to 100 letters, digits and . _ + - / in all.")
     store = open_store(path)
+    adopt_store(store)  # a tag is a commit, and a stamp alone would hide the keys of another program
     chosen = open_snapshot(store, version).version
     base = open_snapshot(store).index
     now = base.edit.tags.get(name) if base.edit is not None else None

@@ -49,7 +49,9 @@ class VerifyReport:
         return not self.damaged
 
 
-def verify(path: str | os.PathLike[str], *, version: Version | None = None, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
+def verify(
+    path: str | os.PathLike[str], *, version: Version | None = None, progress: Callable[[int, int], None] | None = None
+) -> VerifyReport:
     """Read every chunk of a version and compare it with its checksum; a chunk without one is decoded sample by sample.
 
     Args:

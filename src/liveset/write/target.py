@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from liveset.edit.changes import Append, Change, Keys, Overwrite
 from liveset.edit.commit import commit
 from liveset.edit.keyfiles import KeyWriter
 from liveset.edit.publish import layout, publish_keys, require_parquet
+from liveset.edit.rebase import check_rebase
 from liveset.edit.versions import find_session
-from liveset.errors import Conflict, DatasetError, DatasetExists, OverwriteConflict, SchemaConflict, SessionExpired
+from liveset.errors import Conflict, DatasetError, DatasetExists, DuplicateKeys, OverwriteConflict, SchemaConflict, SessionExpired
 from liveset.format.codec import Compression
 from liveset.format.config import make_config
 from liveset.format.index import Index
@@ -188,13 +189,17 @@ class Target:
         published = layout(wishes.num_shards, settings.keys.field) if settings.keys is not None else {}
         columns = [(chunk.record.id or chunk.record.filename, chunk.keys) for chunk in chunks if chunk.keys is not None]
 
-        def prepare(head: Index | None, _: Sequence[HistoryEntry]) -> Change:
-            made = None
-            if keys is not None and self.mode == "append" and head is not None and head.chunks:
-                made = Keys(keys.extended(head, columns), head.layout_of_keys)
-            elif keys is not None:
-                made = Keys(keys.fresh(columns), published)
-            return (Append if self.mode == "append" else Overwrite)(config, tuple(chunk.record for chunk in chunks), keys=made)
+        records = tuple(chunk.record for chunk in chunks)
+        change: Append | Overwrite = Append(config, records) if self.mode == "append" else Overwrite(config, records)
+
+        def prepare(head: Index | None, since: Sequence[HistoryEntry]) -> Change:
+            # First of all: in another dataset the new keys must not even be looked up.
+            check_rebase(change, self.base, head, since)
+            if keys is None:
+                return change
+            if self.mode == "append" and head is not None and head.chunks:
+                return replace(change, keys=Keys(keys.extended(head, columns), head.layout_of_keys))
+            return replace(change, keys=Keys(keys.fresh(columns), published))
 
         try:
             index = commit(self.store, prepare, self.base, session=wishes.session, message=wishes.message, resumed=wishes.resumed)
@@ -219,7 +224,7 @@ class Target:
 
     def may_hold(self, error: BaseException) -> bool:
         """Return whether a commit that ended in an error may have made our chunks part of the dataset all the same."""
-        if isinstance(error, Conflict | DatasetExists | SessionExpired):
+        if isinstance(error, Conflict | DatasetExists | DuplicateKeys | SessionExpired):
             return False
         try:
             now = _read(self.store)
