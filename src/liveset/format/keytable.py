@@ -179,8 +179,8 @@ def pack_table(rows: Rows) -> list[bytes]:
     """
     by_hash = np.argsort(rows.keys.hashes, kind="stable")
     keys = rows.keys.take(by_hash)
-    if found := duplicates(keys):
-        raise DuplicateKeys.naming(found)
+    if repeated := _repeated(keys):
+        raise DuplicateKeys.naming(rows.keys[row] for row in sorted(by_hash[repeated].tolist()))
     if keys.kind is int:
         column, heap = keys.heap, b""
     else:
@@ -194,15 +194,15 @@ def pack_table(rows: Rows) -> list[bytes]:
     return [header, *map(_padded, sections)]
 
 
-def duplicates(keys: KeyColumn) -> list[Key]:
-    """Return the keys that occur more than once in a column that is sorted by hash."""
+def _repeated(keys: KeyColumn) -> list[int]:
+    """Return the rows of a column sorted by hash whose key stands in an earlier row too."""
     same = np.flatnonzero(keys.hashes[1:] == keys.hashes[:-1])
-    found: list[Key] = []
+    found: list[int] = []
     seen: set[Key] = set()
     for row in np.union1d(same, same + 1).tolist():
         key = keys[row]
         if key in seen:
-            found.append(key)
+            found.append(row)
         seen.add(key)
     return found
 
