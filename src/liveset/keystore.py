@@ -13,8 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from liveset.errors import Corrupt, KeyNotFound, NotFound
+from liveset.format.index import Index
 from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Place
-from liveset.snapshot import Snapshot
+from liveset.format.stamp import KeyFiles
+from liveset.snapshot import Snapshot, open_snapshot
 
 __all__ = ["KeyStore", "TableKeys", "open_keys"]
 
@@ -45,23 +47,34 @@ class KeyStore(Protocol):
 
 
 def open_keys(snapshot: Snapshot) -> KeyStore | None:
-    """Return the keys of a version, or None when it has none; reads nothing before the first lookup."""
+    """Return the keys of a version, or None when it has none; opens files, and reads nothing before the first lookup."""
     edit = snapshot.index.edit
     if edit is not None:
-        return TableKeys(snapshot) if edit.key_files is not None else None
+        return TableKeys(snapshot, edit.key_files) if edit.key_files is not None else None
     from liveset.parquetkeys import open_published
 
-    return open_published(snapshot)
+    published = open_published(snapshot)
+    # Looked at only now that the shards are open: those of a later version are published after its head.
+    if (head := snapshot.store.read_head()) is not None and Index.parse(head.data).edit is not None:
+        files = _adopted_keys(snapshot)
+        return TableKeys(snapshot, files) if files is not None else None
+    return published
+
+
+def _adopted_keys(snapshot: Snapshot) -> KeyFiles | None:
+    """Return the tables that the keys of another program became, if the first version of ours took all samples over in their places."""
+    try:
+        edit = open_snapshot(snapshot.store, 1).index.edit
+    except NotFound:
+        return None
+    return edit.key_files if edit is not None and edit.op in ("adopt", "replace") else None
 
 
 class TableKeys:
     """The keys of a dataset of ours; safe to use from several threads and after a fork."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        assert snapshot.index.edit is not None
-        assert snapshot.index.edit.key_files is not None
-        self._snapshot = snapshot
-        self.files = snapshot.index.edit.key_files
+    def __init__(self, snapshot: Snapshot, files: KeyFiles) -> None:
+        self._snapshot, self.files = snapshot, files
 
     @property
     def kind(self) -> type:
@@ -78,7 +91,7 @@ class TableKeys:
             try:
                 found.append(KeyTable(self._snapshot.store.map(name, 0), name))
             except NotFound as error:
-                raise Corrupt(f"{name} is missing, but version {self._snapshot.version} of the dataset needs it.", file=name) from error
+                raise self._snapshot.gone(name) from error
         return found
 
     @cached_property

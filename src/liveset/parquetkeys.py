@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from liveset.errors import Corrupt, MissingDependency
+from liveset.errors import Corrupt, MissingDependency, NotFound
 from liveset.format.keytable import Key, KeyColumn, shard_of
 from liveset.snapshot import Snapshot
 
@@ -20,7 +20,7 @@ MAX_HELD = 64_000_000
 
 
 def open_published(snapshot: Snapshot) -> ParquetKeys | None:
-    """Return the published keys of a version, or None when there are none; only lists the shards."""
+    """Return the keys that are published now, or None when there are none; the shards are opened, and not read."""
     names = sorted(
         entry.name for entry in snapshot.store.list("keys/") if entry.name.startswith("keys/shard-") and entry.name.endswith(".parquet")
     )
@@ -28,16 +28,20 @@ def open_published(snapshot: Snapshot) -> ParquetKeys | None:
         names = [entry.name for entry in snapshot.store.list("keys.parquet") if entry.name == "keys.parquet"]
     if not names:
         return None
+    try:
+        files = [snapshot.store.map(name, 0) for name in names]
+    except NotFound:
+        return None  # a commit has withdrawn them since they were listed
     layout = snapshot.index.layout_of_keys
     hashed = layout.get("sharding", "hash" if len(names) > 1 else "none") == "hash"
-    return ParquetKeys(snapshot, names, hashed=hashed)
+    return ParquetKeys(snapshot, names, files, hashed=hashed)
 
 
 class ParquetKeys:
     """Keys in Parquet shards with the columns ``key`` and ``index``; safe to use from several threads and after a fork."""
 
-    def __init__(self, snapshot: Snapshot, names: Sequence[str], *, hashed: bool) -> None:
-        self._snapshot, self._names, self._hashed = snapshot, names, hashed
+    def __init__(self, snapshot: Snapshot, names: Sequence[str], files: Sequence[memoryview], *, hashed: bool) -> None:
+        self._snapshot, self._names, self._files, self._hashed = snapshot, names, files, hashed
         self._groups: OrderedDict[tuple[int, int], tuple[Any, Any, int]] = OrderedDict()
         self._held = 0
         self._lock = threading.Lock()
@@ -52,9 +56,9 @@ class ParquetKeys:
                 "Reading a published key store needs pyarrow: pip install 'liveset[keys]'", package="pyarrow"
             ) from error
         shards = []
-        for name in self._names:
+        for name, file in zip(self._names, self._files, strict=True):
             try:
-                shards.append(pq.ParquetFile(pa.BufferReader(self._snapshot.store.map(name, 0))))
+                shards.append(pq.ParquetFile(pa.BufferReader(file)))
             except pa.ArrowInvalid as error:
                 raise Corrupt(f"{name} is damaged: {error}", file=name) from error
         return shards

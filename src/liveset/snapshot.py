@@ -26,7 +26,7 @@ from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
 from liveset.storage import HEAD, Store, version_name
 
-__all__ = ["Snapshot", "Version", "entries", "open_snapshot"]
+__all__ = ["Snapshot", "Version", "archived", "entries", "open_snapshot"]
 
 Version: TypeAlias = int | str | datetime
 """What names a version: its number, a tag, or a time (then the newest version committed by then)."""
@@ -124,7 +124,7 @@ def _open_number(store: Store, version: int) -> Snapshot:
         head = _head(store)
     except (Corrupt, DatasetNotFound):
         # What is wrong with the head says nothing about the versions before it: they are the way back.
-        if (index := _archived(store, version)) is not None:
+        if (index := archived(store, version)) is not None:
             return Snapshot(store, index)
         raise
     if head.version == version:
@@ -139,7 +139,7 @@ def _open_number(store: Store, version: int) -> Snapshot:
             version=version,
         )
     # The head that came after a version was put in place only when the version had been archived.
-    if (index := _archived(store, version)) is not None:
+    if (index := archived(store, version)) is not None:
         return Snapshot(store, index)
     if head.version < version:
         raise VersionNotFound(f"{store.url} has no version {version}: the newest is {head.version}.", version=version)
@@ -213,7 +213,8 @@ def _head(store: Store) -> Index:
     return Index.parse(head.data, posixpath.join(store.url, HEAD))
 
 
-def _archived(store: Store, version: int) -> Index | None:
+def archived(store: Store, version: int) -> Index | None:
+    """The index of an earlier version as it was archived, whether or not its files are still there; None where it is gone."""
     name = version_name(version)
     path = posixpath.join(store.url, name)
     try:
@@ -230,5 +231,5 @@ def _archived(store: Store, version: int) -> Index | None:
 
 def _began_stamped(store: Store, head: Index) -> bool:
     """Whether liveset wrote the first version, so that there was no version 0."""
-    first = head if head.version == 1 else _archived(store, 1)
+    first = head if head.version == 1 else archived(store, 1)
     return first is not None and first.edit is not None and first.edit.parent is None

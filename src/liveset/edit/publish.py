@@ -62,7 +62,10 @@ def _shards(snapshot: Snapshot, count: int) -> Iterator[tuple[int, bytes]]:
     pq = require_parquet()
     import pyarrow as pa
 
-    store = TableKeys(snapshot)
+    edit = snapshot.index.edit
+    assert edit is not None
+    assert edit.key_files is not None
+    store = TableKeys(snapshot, edit.key_files)
     keys: list[Key] = [key for chunk in range(len(snapshot.index.chunks)) for key in store.keys_of(chunk)]
     sizes = [record.samples for record in snapshot.index.chunks]
     chunks = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from liveset.edit import versions
 from liveset.edit.adopt import adopt_store
 from liveset.edit.changes import Restore, Retag, files_of
 from liveset.edit.commit import commit
+from liveset.edit.keyfiles import KEYS
 from liveset.edit.publish import publish_keys
 from liveset.errors import VersionExpired, VersionNotFound
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
 from liveset.snapshot import Version as Wanted
-from liveset.snapshot import entries, open_snapshot
+from liveset.snapshot import archived, entries, open_snapshot
 from liveset.storage import Store, open_store
 
 Path = str | os.PathLike[str]
@@ -77,59 +78,59 @@ def history(path: Path) -> list[Version]:
     """
     store = open_store(path)
     head = open_snapshot(store).index
-    lines = [(entry, _index(store, head, entry.version)) for entry in _known(store, head)]
-    first = lines[-1][0].version if lines else 1
-    if first == 1 and (adopted := _index(store, head, 0)) is not None:
-        lines.append((HistoryEntry(0, "", "foreign", ""), adopted))
-    alone = _alone(store, {entry.version: files_of(index) for entry, index in lines if index is not None})
     tags: dict[int, list[str]] = {}
-    for name, version in sorted(head.edit.tags.items()) if head.edit is not None else ():
-        tags.setdefault(version, []).append(name)
+    for name, number in sorted(head.edit.tags.items()) if head.edit is not None else ():
+        tags.setdefault(number, []).append(name)
     found = []
-    for entry, index in lines:
-        told = Version(
-            version=entry.version,
-            when=entry.time if entry.committed_at else None,
-            op=entry.op,
-            message=entry.message,
-            author=entry.author,
-            session=entry.session,
-            tags=tuple(tags.get(entry.version, ())),
-            available=index is not None,
-            samples=None if index is None else index.samples,
-            chunks=None if index is None else len(index.chunks),
-            size=None if index is None else index.size,
-            alone=alone.get(entry.version),
-        )
-        found.append(told)
-    return found
+    owner: dict[str, int | None] = {}  # the one version that names a file, or None
+    # One index at a time: a dataset may have thousands of versions with thousands of chunks each.
+    for entry in _known(store, head):
+        index = _index(store, head, entry.version)
+        if index is None and entry.version == 0:
+            continue
+        for name in files_of(index):
+            owner[name] = None if name in owner else entry.version
+        found.append(_told(entry, index, tuple(tags.get(entry.version, ()))))
+    alone = _alone(store, owner)
+    return [replace(version, alone=alone.get(version.version, 0)) if version.available else version for version in found]
+
+
+def _told(entry: HistoryEntry, index: Index | None, tags: tuple[str, ...]) -> Version:
+    return Version(
+        version=entry.version,
+        when=entry.time if entry.committed_at else None,
+        op=entry.op,
+        message=entry.message,
+        author=entry.author,
+        session=entry.session,
+        tags=tags,
+        available=index is not None,
+        samples=None if index is None else index.samples,
+        chunks=None if index is None else len(index.chunks),
+        size=None if index is None else index.size,
+    )
 
 
 def _known(store: Store, head: Index) -> Iterator[HistoryEntry]:
     with suppress(VersionExpired):
         yield from entries(store, head)
+        yield HistoryEntry(0, "", "foreign", "")  # reached only where the history is not cut
 
 
 def _index(store: Store, head: Index, version: int) -> Index | None:
     if version == head.version:
         return head
-    try:
-        return open_snapshot(store, version).index
-    except (VersionExpired, VersionNotFound):
-        return None
+    fence = head.edit.fence if head.edit is not None else None
+    return archived(store, version) if fence is None or fence.keeps(version) else None
 
 
-def _alone(store: Store, files: dict[int, set[str]]) -> dict[int, int]:
+def _alone(store: Store, owner: Mapping[str, int | None]) -> dict[int, int]:
     """Return for each version the bytes of the files that only it names."""
-    sizes = {entry.name: entry.size for prefix in ("chunk-", "_liveset/keys/") for entry in store.list(prefix)}
-    owner: dict[str, int | None] = {}
-    for version, names in files.items():
-        for name in names:
-            owner[name] = None if name in owner else version
-    alone = dict.fromkeys(files, 0)
-    for name, only in owner.items():
-        if only is not None:
-            alone[only] += sizes.get(name, 0)
+    alone: dict[int, int] = {}
+    for prefix in ("chunk-", KEYS):
+        for entry in store.list(prefix):
+            if (version := owner.get(entry.name)) is not None:
+                alone[version] = alone.get(version, 0) + entry.size
     return alone
 
 

@@ -82,17 +82,20 @@ class Target:
             MissingDependency: keys could not be published.
         """
         rule = None if key_fn is None else KeyRule.of(key_fn)
-        if self.base is None or self.mode != "append" or not self.base.chunks:
+        base = self.base if self.mode == "append" else None
+        keyed = base is not None and open_keys(Snapshot(self.store, base)) is not None
+        # A dataset without samples takes any keys, and remembers the field of those that it would have.
+        if base is None or (not base.chunks and (rule is not None or not keyed)):
             if rule is not None:
                 require_parquet()
             return rule
-        if open_keys(Snapshot(self.store, self.base)) is None:
+        if not keyed:
             if rule is not None:
                 raise ValueError(
                     f"The samples of {self.store.url} have no keys, so new ones cannot have any: build them first with build_keys_index."
                 )
             return None
-        field = self.base.layout_of_keys.get("field")
+        field = base.layout_of_keys.get("field")
         if rule is None and field is None:
             raise ValueError(
                 f"The samples of {self.store.url} have keys: say what the keys of the new ones are with key_fn=, a function of a sample "
