@@ -198,5 +198,5 @@ def test_the_demo_fixes_wrong_labels(tmp_path: Path) -> None:
     assert len(wrong) == demo.WRONG - figures["fixed"]
     for ds in (grown, last):
         assert [i for i in range(len(truth)) if ds[demo.name_of(i)]["label"] != truth[i]] == wrong
-    assert [version.op for version in liveset.history(tmp_path / "digits")] == ["overwrite", "append", "replace", "overwrite"]
+    assert [version.op for version in liveset.history(tmp_path / "digits")] == ["overwrite", "append", "replace", "create"]
     assert "wrong labels" in liveset.history(tmp_path / "digits")[2].message

@@ -26,7 +26,7 @@ def test_each_version_with_its_facts(tmp_path: Path) -> None:
     liveset.tag(path, "a", 2)
     found = liveset.history(path)
     assert [version.version for version in found] == [4, 3, 2, 1]
-    assert [version.op for version in found] == ["tag", "tag", "append", "overwrite"]
+    assert [version.op for version in found] == ["tag", "tag", "append", "create"]
     assert [version.samples for version in found] == [13, 13, 13, 10]
     assert [version.chunks for version in found] == [3, 3, 3, 2]
     assert (found[1].message, found[1].author) == ("as printed", "ann")

@@ -122,7 +122,7 @@ def _load() -> tuple[Any, Any]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise MissingDependency("The demo needs scikit-learn: pip install 'liveset[demo]'", name="sklearn") from error
+        raise MissingDependency("The demo needs scikit-learn: pip install 'liveset[demo]'", package="scikit-learn") from error
     bunch = load_digits()
     return bunch.images.astype("uint8"), bunch.target
 

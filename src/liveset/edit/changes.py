@@ -257,7 +257,7 @@ def _stamp(index: Index | None, change: Change, stamp: Stamp) -> EditStamp:
         version=(index.version if index else 0) + 1,
         id=stamp.id,
         session=stamp.session,
-        op=change.op,
+        op=change.op if index is not None or not isinstance(change, Append | Overwrite) else "create",
         committed_at=now.isoformat(timespec="microseconds"),
         message=stamp.message,
         author=stamp.author,

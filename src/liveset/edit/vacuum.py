@@ -33,6 +33,7 @@ Keep = timedelta | int
 
 WEEK = timedelta(days=7)
 DAY = timedelta(days=1)
+FEW = 64  # names that are looked for as text
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,10 @@ def _needed(store: Store, files: Iterable[str], versions: Iterable[int]) -> set[
     for version in sorted(versions, reverse=True):
         if not doubtful:
             break
-        named = files_of(Index.parse(store.read(version_name(version)), version_name(version)))
+        data = store.read(version_name(version))
+        if len(doubtful) <= FEW and not any(b'"%s.' % name.partition(".")[0].encode() in data for name in doubtful):
+            continue  # looking for the names is much quicker than parsing; what goes before the suffix stands in the text as it is
+        named = files_of(Index.parse(data, version_name(version)))
         needed |= doubtful & named
         doubtful -= named
     return needed
