@@ -72,8 +72,8 @@ def _check_keys(base: Index | None, head: Index, since: Sequence[HistoryEntry]) 
     field = base.layout_of_keys.get("field") if base is not None else None
     if made and (field is None or head.layout_of_keys.get("field") != field):
         raise Conflict(
-            f"cannot append: the samples were given other keys meanwhile ({_told(made)} committed). Nothing was changed. Append again, with "
-            "keys of the same kind."
+            f"cannot append: the samples were given other keys meanwhile ({_told(made)} committed). Nothing was changed. Append again, "
+            "with keys of the same kind."
         )
 
 

@@ -131,7 +131,8 @@ class DatasetModel:
             self._check_base("overwrite", base)
         _check_unique(keys)
         before = self.newest.attributes if self.versions else {}
-        return self._add(ModelVersion(0, "overwrite", 0, tuple(samples), None if keys is None else tuple(keys), key_field, before))
+        op = "overwrite" if self.versions else "create"
+        return self._add(ModelVersion(0, op, 0, tuple(samples), None if keys is None else tuple(keys), key_field, before))
 
     def append(
         self, samples: Sequence[Any], keys: Sequence[Key] | None, key_field: str | None, base: ModelVersion | None = None
