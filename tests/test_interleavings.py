@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -17,10 +18,10 @@ from liveset.edit.commit import Policy
 from liveset.edit.session import DatasetUpdate
 from liveset.edit.vacuum import vacuum_store
 from liveset.edit.versions import list_versions
-from liveset.errors import Conflict, KeyConflict, SessionExpired, VersionExpired
+from liveset.errors import Conflict, DatasetError, KeyConflict, SessionExpired, VersionExpired
 from liveset.format.chunk import open_chunk
 from liveset.format.schema import Decoder, Schema
-from liveset.keystore import open_keys
+from liveset.keystore import TableKeys, open_keys
 from liveset.lease import pin
 from liveset.snapshot import Snapshot, open_snapshot
 from liveset.storage import Store
@@ -45,11 +46,14 @@ def sample(key: str, value: int) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Policy, "pause", lambda *_: None)
+    # Up to Python 3.11 a cached property is computed under a lock of its class, in which an actor must not wait for its turn.
+    if hasattr(tables := vars(TableKeys)["tables"], "lock"):
+        monkeypatch.setattr(tables, "lock", nullcontext())
 
 
-def write(store: Store, values: Mapping[str, int], mode: str | None) -> None:
+def write(store: Store, values: Mapping[str, int], mode: str | None, session: str | None = None) -> None:
     """Do what optimize does, in one thread."""
     target = Target(store, mode)
     rule = target.key_rule(None if mode == "append" else "id")
@@ -63,7 +67,7 @@ def write(store: Store, values: Mapping[str, int], mode: str | None) -> None:
     asked = Asked(Sizes(4, None), None, None, None, ())
     chosen = replace(target.settings(asked, allow_pickle=False, whole=False, keys=rule), token=token)
     try:
-        target.commit(writer.staged, writer.schema, chosen, CommitWishes())
+        target.commit(writer.staged, writer.schema, chosen, CommitWishes(session))
     except (Conflict, SessionExpired):
         tables = [entry.name for entry in store.list("_liveset/keys/") if token in entry.name]
         remove_unnamed(store, [*tables, *(chunk.record.filename for chunk in writer.staged)], None)
@@ -98,10 +102,11 @@ def content(snapshot: Snapshot) -> Content:
 # Actors: each says what became of it
 
 
-def replacer(edits: Content) -> Actor:
+def replacer(session: str, edits: Content, bases: dict[str, int]) -> Actor:
     def act(store: Store) -> str:
         try:
-            with DatasetUpdate(store, policy=AT_ONCE) as update:
+            with DatasetUpdate(store, session=session, policy=AT_ONCE) as update:
+                bases[session] = update.version
                 for key, value in edits.items():
                     assert update[key]["id"] == key
                     update[key] = sample(key, value)
@@ -116,10 +121,10 @@ def replacer(edits: Content) -> Actor:
     return act
 
 
-def appender(values: Content) -> Actor:
+def appender(session: str, values: Content, _: dict[str, int]) -> Actor:
     def act(store: Store) -> str:
         try:
-            write(store, values, "append")
+            write(store, values, "append", session)
         except KeyConflict as error:
             assert set(error.keys) <= set(values)
             return "conflict"
@@ -165,93 +170,92 @@ def reader(*, pinned: bool) -> Actor:
 # What must come of it
 
 
-def check(store: Store, results: Mapping[str, Any], effects: Mapping[str, Content]) -> None:
+def check(store: Store, results: Mapping[str, Any], effects: Mapping[str, Content], bases: Mapping[str, int]) -> None:
     """Whoever succeeded is in the newest version, whoever did not is nowhere, and nobody lost anything."""
     for name, result in results.items():
         assert not isinstance(result, BaseException), f"{name}: {result!r}"
     check_dataset(store)
-    expected = dict(OLD)
-    for name, effect in effects.items():
-        if results[name] == "done":
-            expected |= effect
-    found = content(open_snapshot(store))
-    winners = [effect for name, effect in effects.items() if results[name] == "done"]
-    claimed = [key for effect in winners for key in effect]
-    assert len(claimed) == len(set(claimed)), f"a key was changed twice, by writers who did not know of each other: {results}"
-    assert found == expected
-    assert list(found)[: len(OLD)] == list(OLD)
-    assert sum(entry.op in ("replace", "append") for entry in list_versions(store)) == len(winners)
+    order = [entry for entry in reversed(list_versions(store)) if entry.op in ("replace", "append")]
+    assert sorted(entry.session for entry in order) == sorted(name for name in effects if results[name] == "done")
+    expected, changed = dict(OLD), dict.fromkeys(OLD, 1)
+    for entry in order:
+        for key, value in effects[entry.session].items():
+            if entry.op == "append":
+                assert key not in expected, f"{key} was appended twice: {results}"
+            else:
+                assert changed[key] <= bases[entry.session], f"{entry.session} has changed {key} without having seen what it replaced"
+            expected[key], changed[key] = value, entry.version
+    assert content(open_snapshot(store)) == expected
     if "vacuum" in results:
         vacuumer(store)
-        assert unneeded_files(store) == set()
         assert content(open_snapshot(store)) == expected
-    else:
-        assert unneeded_files(store) == set(), "a writer left files behind"
+    assert unneeded_files(store) == set()
 
 
-def play(actors: Mapping[str, Actor], effects: Mapping[str, Content], choose: Callable[[list[str]], str]) -> dict[str, Any]:
-    store = dataset()
-    results = run_interleaved(store, actors, choose)
-    assert results.keys() == actors.keys()
-    check(store, results, effects)
-    return results
-
-
+READER, PINNED = reader(pinned=False), reader(pinned=True)
 LEFT, RIGHT, FAR, CLASH = {"k0": 10, "k4": 14}, {"k1": 21, "k5": 25}, {"k5": 35}, {"k0": 40, "k3": 43}
 NEW, OTHERS, TAKEN = {"n0": 1, "n1": 2}, {"n2": 3}, {"n1": 4, "n3": 5}
-RACES: dict[str, tuple[dict[str, Actor], dict[str, Content]]] = {
-    "replace, replace: other keys of the same chunks": ({"a": replacer(LEFT), "b": replacer(RIGHT)}, {"a": LEFT, "b": RIGHT}),
-    "replace, replace: the same key": ({"a": replacer(LEFT), "b": replacer(CLASH)}, {"a": LEFT, "b": CLASH}),
-    "replace, append": ({"a": replacer(LEFT), "b": appender(NEW)}, {"a": LEFT, "b": NEW}),
-    "append, append": ({"a": appender(NEW), "b": appender(OTHERS)}, {"a": NEW, "b": OTHERS}),
-    "append, append: the same key": ({"a": appender(NEW), "b": appender(TAKEN)}, {"a": NEW, "b": TAKEN}),
-    "replace, vacuum": ({"a": replacer(LEFT), "vacuum": vacuumer}, {"a": LEFT}),
-    "append, vacuum": ({"a": appender(NEW), "vacuum": vacuumer}, {"a": NEW}),
-    "pinned reader, replace, vacuum": (
-        {"a": replacer(LEFT), "reader": reader(pinned=True), "vacuum": vacuumer},
-        {"a": LEFT},
-    ),
-    "two replaces, a reader, a vacuum": (
-        {"a": replacer(LEFT), "b": replacer(FAR), "reader": reader(pinned=False), "vacuum": vacuumer},
-        {"a": LEFT, "b": FAR},
-    ),
+Writer = tuple[Callable[[str, Content, dict[str, int]], Actor], Content]
+RACES: dict[str, tuple[dict[str, Writer], dict[str, Actor]]] = {
+    "replace, replace: other keys of the same chunks": ({"a": (replacer, LEFT), "b": (replacer, RIGHT)}, {}),
+    "replace, replace: the same key": ({"a": (replacer, LEFT), "b": (replacer, CLASH)}, {}),
+    "replace, append": ({"a": (replacer, LEFT), "b": (appender, NEW)}, {}),
+    "append, append": ({"a": (appender, NEW), "b": (appender, OTHERS)}, {}),
+    "append, append: the same key": ({"a": (appender, NEW), "b": (appender, TAKEN)}, {}),
+    "replace, vacuum": ({"a": (replacer, LEFT)}, {"vacuum": vacuumer}),
+    "append, vacuum": ({"a": (appender, NEW)}, {"vacuum": vacuumer}),
+    "pinned reader, replace, vacuum": ({"a": (replacer, LEFT)}, {"reader": PINNED, "vacuum": vacuumer}),
+    "two replaces, a reader, a vacuum": ({"a": (replacer, LEFT), "b": (replacer, FAR)}, {"reader": READER, "vacuum": vacuumer}),
     "all at once": (
-        {"a": replacer(LEFT), "b": replacer(CLASH), "c": appender(NEW), "reader": reader(pinned=True), "vacuum": vacuumer},
-        {"a": LEFT, "b": CLASH, "c": NEW},
+        {"a": (replacer, LEFT), "b": (replacer, CLASH), "c": (appender, NEW)},
+        {"reader": PINNED, "vacuum": vacuumer},
     ),
 }
 
 
+def play(race: str, choose: Callable[[list[str]], str]) -> dict[str, Any]:
+    writers, others = RACES[race]
+    bases: dict[str, int] = {}
+    store = dataset()
+    actors = {name: make(name, effect, bases) for name, (make, effect) in writers.items()}
+    results = run_interleaved(store, {**actors, **others}, choose)
+    assert len(results) == len(writers) + len(others)
+    check(store, results, {name: effect for name, (_, effect) in writers.items()}, bases)
+    return results
+
+
 @pytest.mark.parametrize("race", RACES)
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_order(race: str, data: st.DataObject) -> None:
-    play(*RACES[race], lambda live: data.draw(st.sampled_from(live)))
+    play(race, lambda live: data.draw(st.sampled_from(live)))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("race", RACES)
 @given(data=st.data())
 def test_many_orders(race: str, data: st.DataObject) -> None:
-    play(*RACES[race], lambda live: data.draw(st.sampled_from(live)))
+    play(race, lambda live: data.draw(st.sampled_from(live)))
 
 
 ALWAYS_BOTH = {"replace, replace: other keys of the same chunks", "replace, append", "append, append"}
-PAIRS = [race for race, (actors, _) in RACES.items() if len(actors) == 2]
+PAIRS = [race for race, (writers, others) in RACES.items() if len(writers) + len(others) == 2]
 
 
 @pytest.mark.parametrize("race", PAIRS)
 def test_one_between_any_two_calls_of_the_other(race: str) -> None:
     outcomes = set()
-    for first, second in itertools.permutations(RACES[race][0]):
+    for first, second in itertools.permutations([*RACES[race][0], *RACES[race][1]]):
         for calls in range(30):
-            results = play(*RACES[race], in_turn(iter([first] * calls + [second] * 200 + [first] * 200)))
+            results = play(race, in_turn(iter([first] * calls + [second] * 200 + [first] * 200)))
             outcomes.add(tuple(sorted(results.items())))
     good = {outcome for outcome in outcomes if all(result == "done" for _, result in outcome)}
-    assert good, "it never went well"
     if race in ALWAYS_BOTH:
         assert outcomes == good, "these can always be merged"
-    elif "same key" in race:
+    elif race == "append, append: the same key":
+        assert outcomes == {(("a", "done"), ("b", "conflict")), (("a", "conflict"), ("b", "done"))}
+    else:
+        assert good, "it never went well"
         assert outcomes - good, "they never met"
 
 
@@ -263,18 +267,26 @@ def _all_pairs() -> None:
         test_one_between_any_two_calls_of_the_other(race)
 
 
-MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "spliced from the first look": lambda patch: patch.setattr("liveset.edit.replacement.Replacement._check_slots", lambda *_: None),
-    "keys are not looked up again": lambda patch: patch.setattr(
-        "liveset.edit.keyfiles.TableKeys.locate_column", lambda _, keys: [None] * len(keys.hashes if hasattr(keys, "hashes") else keys)
+MUTANTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "stored samples are not compared": (
+        "replace, replace: the same key",
+        lambda patch: patch.setattr("liveset.edit.replacement.Replacement._check_slots", lambda *_: None),
     ),
-    "any head is swapped": lambda patch: patch.setattr(MemoryStore, "_tag", lambda _: "always"),
-    "the fence is ignored": lambda patch: patch.setattr("liveset.edit.commit._Commit.check_staged", lambda *_: None),
+    "new keys are not looked up": (
+        "append, append: the same key",
+        lambda patch: patch.setattr(TableKeys, "locate_column", lambda _, keys: [None] * len(keys)),
+    ),
+    "any head is swapped": ("replace, append", lambda patch: patch.setattr(MemoryStore, "_tag", lambda _: "always")),
+    "writers ignore the fence": (
+        "append, vacuum",
+        lambda patch: patch.setattr("liveset.edit.commit._Commit.check_staged", lambda *_: None),
+    ),
 }
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_rule_that_is_missing_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    MUTANTS[mutant](monkeypatch)
-    with pytest.raises((AssertionError, Exception)):
-        _all_pairs()
+    race, mutate = MUTANTS[mutant]
+    mutate(monkeypatch)
+    with pytest.raises((AssertionError, DatasetError)):
+        test_one_between_any_two_calls_of_the_other(race)

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from liveset import StreamingDataset, build_keys_index, optimize
-from liveset.edit import keyfiles
 from liveset.errors import DuplicateKeys, KeyConflict, KeyNotFound, KeysExist, OverwriteConflict, PositionOutOfRange, SampleError
 from tests.support.writing import write_dataset
 
@@ -110,6 +109,8 @@ def test_a_part_answers_only_for_its_own_samples(plays: Path) -> None:
             with pytest.raises(KeyError):
                 half[f"play-{i}"]
     assert sum(f"play-{i}" in half.keys for i in range(10)) == 5
+    repeated = ds.subset([0, 1, 2, 3, 4] * 2)  # as long as the whole, and with as many regions as it has chunks
+    assert "play-9" not in repeated.keys
     twice = StreamingDataset(plays, subsample=2.0)
     assert twice["play-9"] == play(9)
 
@@ -160,6 +161,8 @@ def test_append_cannot_mix_samples_with_and_without_keys(tmp_path: Path, plays: 
         append(tmp_path / "bare", range(1, 3), key_fn="id")
     with pytest.raises(ValueError, match="'id', not in 'meta.uid'"):
         append(plays, range(10, 12), key_fn="meta.uid")
+    with pytest.raises(ValueError, match="'id', not in what a function returns"):
+        append(plays, range(10, 12), key_fn=lambda sample: "x" + sample["id"])
     assert len(StreamingDataset(plays)) == 10
 
 
@@ -169,8 +172,14 @@ def test_many_appends_keep_few_tables(plays: Path) -> None:
     ds = StreamingDataset(plays)
     assert [ds[f"play-{i}"] for i in range(50)] == [play(i) for i in range(50)]
     edit = json.loads((plays / "index.json").read_bytes())["edit"]
-    assert len(edit["key_files"]["deltas"]) <= keyfiles.MAX_DELTAS
+    assert len(edit["key_files"]["deltas"]) <= 5  # twenty appends of equal size: as many as twenty has binary digits
     assert edit["key_files"]["count"] == 50
+    append(plays, range(50, 150))
+    (large,) = json.loads((plays / "index.json").read_bytes())["edit"]["key_files"]["deltas"]
+    for i in range(150, 170):
+        append(plays, [i])
+        deltas = json.loads((plays / "index.json").read_bytes())["edit"]["key_files"]["deltas"]
+        assert deltas[0] == large  # a small append never writes a large table again
 
 
 def test_overwrite_leaves_no_stale_keys(plays: Path) -> None:

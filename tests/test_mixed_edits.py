@@ -107,7 +107,9 @@ def test_an_append_while_other_keys_are_made_is_a_conflict(path: Path, key: Any)
 
 
 def test_an_append_while_the_same_keys_are_made_again_goes_on(path: Path) -> None:
-    append(path, [{"id": "new", "number": 7, "v": 7}], meanwhile=lambda: liveset.build_keys_index(path, "id", overwrite=True, verbose=False))
+    append(
+        path, [{"id": "new", "number": 7, "v": 7}], meanwhile=lambda: liveset.build_keys_index(path, "id", overwrite=True, verbose=False)
+    )
     assert liveset.StreamingDataset(path)["new"]["v"] == 7
 
 

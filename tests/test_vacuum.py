@@ -256,8 +256,11 @@ def test_files_that_the_old_tool_inflated_in_place_stay() -> None:
     record = ChunkRecord("chunk-0-0.zstd.bin", 1, 5)
     commit(store, Append(CONFIG | {"compression": "zstd"}, (record,)), None)
     store.write("chunk-0-0.bin", b"plain")
-    store.write("chunk-0-1.bin", b"plain")
-    assert sweep(store).deleted == {"chunk": ("chunk-0-1.bin",)}
+    store.write("chunk-0-1-0123456789abcdef.bin", b"left by a run")
+    store.write("chunk-0-1.bin", b"nothing says whose this is")
+    report = sweep(store)
+    assert report.deleted == {"chunk": ("chunk-0-1-0123456789abcdef.bin",)}
+    assert report.unknown == ("chunk-0-1.bin",)
 
 
 def test_a_dataset_of_another_program_is_left_as_it_is() -> None:

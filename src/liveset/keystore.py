@@ -6,7 +6,7 @@ program wrote has only the published Parquet shards, which are searched row grou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -156,12 +156,6 @@ class TableKeys:
         if number is None:
             raise Corrupt(f"{table.file} names the chunk {place.chunk!r}, which the index does not list.", file=table.file)
         return number, place.slot
-
-
-def iterate_keys(keys: KeyStore, chunks: int) -> Iterator[Key]:
-    """Yield the keys of a version in the order of its samples."""
-    for chunk in range(chunks):
-        yield from keys.keys_of(chunk)
 
 
 def missing_key(keys: KeyStore, key: Any, path: str) -> KeyNotFound:

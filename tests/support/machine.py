@@ -450,7 +450,7 @@ class DatasetMachine(RuleBasedStateMachine):
         self.note_leftovers()
         if report is not None:
             assert set(report.kept) == self.model.readable
-            assert not report.unknown
+            assert not report.unknown, report.unknown
             checks.nothing_old_is_left(self.place, self.model, cutoff)
             if dry:
                 assert planned.deleted == report.deleted

@@ -22,3 +22,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         # The reader of our output has seen enough (`liveset head ... | head -1`); Python must not complain again while it shuts down
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except (OSError, UnicodeEncodeError) as error:
+        # A full disk behind a redirection, a terminal that cannot show the text, a working directory that is gone
+        sys.exit(f"liveset: {error}")

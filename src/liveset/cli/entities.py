@@ -231,7 +231,7 @@ def _print_changes(changed: Sequence[Change]) -> None:
 
 def _checked_keys(path: Any, field: str, overwrite: bool, allow_pickle: bool) -> tuple[int, type]:
     """Return number and type of the keys that would be built, or raise what building them would."""
-    from liveset.format.keytable import KeyColumn, duplicates
+    from liveset.format.keytable import KeyColumn, refuse_duplicates
     from liveset.keystore import open_keys
     from liveset.snapshot import open_snapshot
     from liveset.storage import open_store
@@ -242,8 +242,7 @@ def _checked_keys(path: Any, field: str, overwrite: bool, allow_pickle: bool) ->
     schema, rule = liveset.StreamingDataset(path).schema, KeyRule.of(field)
     fields = [field] if schema is not None and field in schema.fields else None
     column = KeyColumn.of(list(map(rule, liveset.StreamingDataset(path, fields=fields, allow_pickle=allow_pickle))))
-    if found := duplicates(column):
-        raise liveset.DuplicateKeys.naming(found)
+    refuse_duplicates(column)
     return len(column), column.kind
 
 

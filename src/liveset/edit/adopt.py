@@ -53,8 +53,8 @@ def adopt(path: str | os.PathLike[str], *, message: str = "") -> int:
     return adopt_store(open_store(path), message=message).version
 
 
-def adopt_store(store: Store, *, message: str = "", policy: Policy | None = None) -> Index:
-    """Adopt the dataset in a store and return its newest version."""
+def adopt_store(store: Store, *, message: str = "", keys: bool = True, policy: Policy | None = None) -> Index:
+    """Adopt the dataset in a store and return its newest version; without ``keys`` those that are published are left behind."""
     base = open_snapshot(store).index
     if base.edit is not None:
         return base
@@ -63,7 +63,7 @@ def adopt_store(store: Store, *, message: str = "", policy: Policy | None = None
     def prepare(head: Index | None, _: Sequence[HistoryEntry]) -> Adopt | None:
         if head is None or head.edit is not None:
             return None if head is not None else Adopt({}, {})  # the commit tells that it is gone
-        return adoption.change(Snapshot(store, head))
+        return adoption.change(Snapshot(store, head), keys=keys)
 
     try:
         index = commit(store, prepare, base, message=message, policy=policy)
@@ -105,10 +105,11 @@ class Adoption:
     def written(self) -> list[str]:
         return self._names + self._keys.written
 
-    def change(self, snapshot: Snapshot) -> Adopt:
+    def change(self, snapshot: Snapshot, *, keys: bool = True) -> Adopt:
         """Return the change that adopts a version of another program."""
         records = self.records(snapshot)
-        return Adopt(records, {record.filename: record.filename for record in snapshot.index.chunks}, self.key_files(snapshot))
+        files = self.key_files(snapshot) if keys else None
+        return Adopt(records, {record.filename: record.filename for record in snapshot.index.chunks}, files)
 
     def records(self, snapshot: Snapshot, skip: Collection[str] = ()) -> dict[str, ChunkRecord]:
         """Return the new records of all chunks by their ids (which are the old names), but those in ``skip``; makes the second names."""

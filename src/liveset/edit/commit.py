@@ -34,7 +34,7 @@ from liveset.format.index import Index
 from liveset.format.stamp import WRITE_FEATURES, HistoryEntry
 from liveset.storage import HEAD, VERSIONS, Head, Store, Swap, version_name
 
-__all__ = ["Policy", "Prepare", "commit", "new_token"]
+__all__ = ["Policy", "Prepare", "check_texts", "commit", "new_token"]
 
 _log = logging.getLogger("liveset")
 
@@ -98,7 +98,21 @@ def commit(
 
     ``SessionExpired`` is raised when a vacuum ran since, and may have deleted the files of the change or the base itself.
     """
+    check_texts(session=session, message=message, author=author)
     return _Commit(store, change, base, session, message, author, resumed, policy or Policy()).run()
+
+
+def check_texts(**texts: str | None) -> None:
+    """Raises ``TypeError`` or ``ValueError`` for what a history cannot hold."""
+    for name, text in texts.items():
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise TypeError(f"{name}= must be text, not {type(text).__name__}.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{name}= is not valid Unicode: {error}.") from error
 
 
 class _Commit:

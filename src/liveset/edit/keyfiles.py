@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,9 +18,6 @@ __all__ = ["KEYS", "KeyWriter"]
 
 KEYS = PRIVATE + "keys/"
 """Where the key tables lie."""
-
-# A lookup asks the tables one after another, so a commit joins the deltas when there would be more.
-MAX_DELTAS = 8
 
 
 class KeyWriter:
@@ -68,9 +65,7 @@ class KeyWriter:
             found = tuple(taken)
             text = f"Duplicate keys are not allowed in the keys sidecar: {name_some(found)} in the dataset already. Nothing was changed."
             raise KeyConflict(text, keys=found)
-        deltas = (*files.deltas, self._delta)
-        if len(deltas) > MAX_DELTAS:
-            deltas = (self._joined(deltas),)
+        deltas = self._tiered(files.deltas, self._delta)
         return KeyFiles(files.kind if files.count else _kind(rows.keys), files.count + len(rows.keys), files.base, deltas)
 
     def adopted(self, have: KeyStore, snapshot: Snapshot) -> KeyFiles:
@@ -80,10 +75,21 @@ class KeyWriter:
         listed = snapshot.index.chunks
         return self.fresh([(record.id or record.filename, KeyColumn.of(have.keys_of(number))) for number, record in enumerate(listed)])
 
-    def _joined(self, names: Iterable[str]) -> str:
-        """Write several deltas as one; a later one is right where two know the same key."""
-        tables = [KeyTable(self._store.map(name, 0), name) for name in names]
-        return self._write("delta", join_tables(tables))
+    def _tiered(self, older: Sequence[str], newest: str) -> tuple[str, ...]:
+        """Return the deltas of a version, those at the end joined as long as the next older one is not larger.
+
+        So each is larger than all after it together, there are few however many appends there were, and a key is written again only when
+        its table at least doubles: a small append never pays for the large ones before it.
+        """
+        tables = [self._open(newest)]
+        rest = list(older)
+        while rest and (table := self._open(rest[-1])).rows <= sum(part.rows for part in tables):
+            tables.insert(0, table)
+            rest.pop()
+        return (*rest, self._write("delta", join_tables(tables)) if len(tables) > 1 else newest)
+
+    def _open(self, name: str) -> KeyTable:
+        return KeyTable(self._store.map(name, 0), name)
 
     def _write(self, kind: str, rows: Rows) -> str:
         name = f"{KEYS}{kind}-{self._token}-{len(self.written)}.keys"

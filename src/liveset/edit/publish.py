@@ -19,7 +19,7 @@ from liveset.keystore import TableKeys
 from liveset.snapshot import Snapshot
 from liveset.storage import Store
 
-__all__ = ["layout", "publish_keys", "require_parquet"]
+__all__ = ["layout", "publish_keys", "published_shards", "require_parquet"]
 
 _log = logging.getLogger("liveset")
 
@@ -51,14 +51,15 @@ def publish_keys(store: Store, index: Index) -> bool:
     if head is None or head.data != index.source:
         return False
     try:
-        shards = _shards(Snapshot(store, index), int(index.layout_of_keys.get("num_shards", 1)))
+        shards = published_shards(Snapshot(store, index), int(index.layout_of_keys.get("num_shards", 1)))
         return all(store.publish(f"keys/shard-{number:05d}.parquet", data, head.tag) for number, data in shards)
     except DatasetError as error:
         _log.warning("the keys of %s are committed, but could not be published for other tools: %s", store.url, error)
         return False
 
 
-def _shards(snapshot: Snapshot, count: int) -> Iterator[tuple[int, bytes]]:
+def published_shards(snapshot: Snapshot, count: int) -> Iterator[tuple[int, bytes]]:
+    """Yield number and Parquet bytes of each shard of the keys of a version."""
     pq = require_parquet()
     import pyarrow as pa
 

@@ -62,6 +62,8 @@ def check_rebase(change: Change, base: Index | None, head: Index | None, since: 
         _check_ground(change, base, head, since)
     if isinstance(change, Append) and head is not None and change.records:
         _check_keys(base, head, since)
+        if change.keys is None and head.edit is not None and head.edit.key_files is not None:
+            raise Conflict("cannot append samples without keys: the dataset has keys since meanwhile. Nothing was changed. Append with key_fn=.")
         if head.chunks:
             check_schema(head.config or {}, change.config or {})
 
@@ -126,7 +128,7 @@ def _check_ground(change: Change, base: Index | None, head: Index | None, since:
         if head is not None and isinstance(change, Overwrite):
             raise OverwriteConflict(
                 f"cannot overwrite: a dataset (version {head.version}, {head.samples} samples) appeared here meanwhile. "
-                "Nothing was changed. Look at it, then overwrite it again or use force=True."
+                "Nothing was changed. Look at it, then overwrite it again."
             )
         return
     if head is None:
@@ -137,7 +139,7 @@ def _check_ground(change: Change, base: Index | None, head: Index | None, since:
         if others := [entry for entry in since if entry.op not in ASIDE]:
             raise OverwriteConflict(
                 f"cannot {verb}: version {base.version} was to be replaced, but meanwhile {_told(others)} committed. "
-                f"Nothing was changed. {again} again or use force=True."
+                f"Nothing was changed. Look at it, then {again.lower()} again."
             )
     elif replaced := [entry for entry in since if entry.op not in _ADDITIVE]:
         raise OverwriteConflict(

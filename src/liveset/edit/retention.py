@@ -88,7 +88,9 @@ class Survey:
         kept = tuple(v for v in sorted(self.versions) if v < expired_before and (v in held or v >= first) and self._keeps(v))
         stay = frozenset(v for v in self.versions if v >= expired_before or v in kept or v in self.leased)
         spared = tuple(sorted(token for token in self._live_tokens if self._whole(token)))
-        fence = Fence(0, expired_before, self.cutoff, kept, spared)
+        # Never lower than before: what an earlier vacuum may still be deleting must stay doubtful for every writer.
+        cutoff = max(self.cutoff, self.fence.cutoff) if self.fence is not None else self.cutoff
+        fence = Fence(0, expired_before, cutoff, kept, spared)
         return Plan(fence, stay, frozenset(self.versions) - stay, self._candidates())
 
     def kept_since(self, age: timedelta) -> int:

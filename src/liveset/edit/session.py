@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
-from liveset.edit.commit import Policy, commit
+from liveset.edit.commit import Policy, check_texts, commit
 from liveset.edit.encoding import SampleEncoder
 from liveset.edit.meter import Meter
 from liveset.edit.replacement import Replacement
@@ -117,6 +117,7 @@ def dataset_update(
         >>> liveset.StreamingDataset(path)["play-3"]["square"]
         -9
     """
+    check_texts(session=session, author=author)
     scheme, colon, _ = os.fspath(path).partition("://")
     if colon and scheme != "file":
         raise NotImplementedError(f"dataset_update requires a local dataset directory so far, not {scheme}://.")

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from liveset.edit.changes import ASIDE, Expire, files_of
@@ -19,7 +19,7 @@ from liveset.edit.commit import Policy, commit
 from liveset.edit.retention import Kind, Plan, Survey, kind_of, survey
 from liveset.errors import Conflict, NotFound, UnsupportedFormat, VersionExpired
 from liveset.format.index import Index
-from liveset.format.stamp import WRITE_FEATURES
+from liveset.format.stamp import WRITE_FEATURES, tokens_of
 from liveset.lease import LEASES, leased_versions
 from liveset.snapshot import entries, open_snapshot
 from liveset.storage import Entry, Store, open_store, version_name
@@ -109,17 +109,24 @@ def vacuum_store(
     for attempt in range(policy.attempts):
         if attempt:
             policy.pause(attempt)
-        now = store.now()
         head = open_snapshot(store).index
         _check_head(store, head)
-        found = survey(head, store.list(""), now, grace)
+        listing = list(store.list("")) if dry_run or head.edit is None else None
+        # Where nothing will be changed nothing is written, either: the newest file tells the time well enough.
+        now = store.now() if listing is None else max(entry.modified for entry in listing)
+        if listing is None:
+            head, listing = open_snapshot(store).index, list(store.list(""))
+        found = survey(head, listing, now, grace)
         if head.edit is None:
             return _report(store, found, None, {}, dry_run=dry_run)
         try:
             plan = found.plan(_first_kept(store, found, keep))
             doomed = plan.without(_needed(store, plan.candidates, plan.stay))
+            strangers = _strangers(store, doomed, plan.expired)
         except NotFound:
             continue  # another vacuum was quicker, and has removed a version that was listed
+        doomed = {name: entry for name, entry in doomed.items() if name not in strangers}
+        found = replace(found, unknown=tuple(sorted({*found.unknown, *strangers})))
         if not _worth_a_commit(found, plan, doomed):
             return _report(store, found, None, {}, dry_run=dry_run)
         if dry_run:
@@ -187,6 +194,16 @@ def _needed(store: Store, files: Iterable[str], versions: Iterable[int]) -> set[
         needed |= doubtful & named
         doubtful -= named
     return needed
+
+
+def _strangers(store: Store, files: Iterable[str], expired: Iterable[int]) -> set[str]:
+    """Those of the files that nothing says are ours: without a token in their names, and named by no version that goes."""
+    doubtful = {name for name in files if kind_of(name) is Kind.CHUNK and not tokens_of(name)}
+    for version in expired:
+        if not doubtful:
+            break
+        doubtful -= files_of(Index.parse(store.read(version_name(version)), version_name(version)))
+    return doubtful
 
 
 def _worth_a_commit(found: Survey, plan: Plan, doomed: Mapping[str, Entry]) -> bool:

@@ -6,7 +6,8 @@ decoding, and works in forked processes. A table names chunks by their ids, whic
 
 Layout, little-endian, each section padded to a multiple of 8 bytes::
 
-    header      "LSKEYS01", u8 kind (0 text, 1 int), 7 bytes 0, u64 rows, u64 live rows, u64 bytes of the directory, u64 bytes of the heap
+    header      "LSKEYS02", u8 kind (0 text, 1 int), 7 bytes 0, u64 rows, u64 live rows, u64 bytes of the directory, u64 bytes of the heap,
+                u64 xxh3-64 of all that follows the header and, before it, of the header without this
     hashes      u64[rows]       xxh3-64 of the key's bytes, ascending
     keys        i64[rows] for int keys; u64[rows + 1] bounds in the heap for text
     chunks      u32[rows]       number in the directory; 0xffffffff: the key was deleted
@@ -33,9 +34,13 @@ from liveset.errors import Corrupt, DuplicateKeys
 
 Key: TypeAlias = str | int
 
-MAGIC = b"LSKEYS01"
+MAGIC = b"LSKEYS02"
 DELETED = 0xFFFFFFFF
 _HEADER = struct.Struct("<8sB7xQQQQ")
+_CHECK = struct.Struct("<Q")
+_BODY = _HEADER.size + _CHECK.size
+# Larger tables are only checked when somebody asks for it: reading them whole would make the first lookup slow.
+CHECKED_SIZE = 64_000_000
 _INT = struct.Struct("<q")
 _KINDS: tuple[type, type] = (str, int)
 _hash = xxhash.xxh3_64_intdigest
@@ -179,8 +184,7 @@ def pack_table(rows: Rows) -> list[bytes]:
     """
     by_hash = np.argsort(rows.keys.hashes, kind="stable")
     keys = rows.keys.take(by_hash)
-    if repeated := _repeated(keys):
-        raise DuplicateKeys.naming(rows.keys[row] for row in sorted(by_hash[repeated].tolist()))
+    _refuse_repeated(keys, by_hash, rows.keys)
     if keys.kind is int:
         column, heap = keys.heap, b""
     else:
@@ -191,7 +195,27 @@ def pack_table(rows: Rows) -> list[bytes]:
     directory = msgspec.json.encode([list(entry) for entry in rows.directory])
     header = _HEADER.pack(MAGIC, int(keys.kind is int), len(keys), len(order), len(directory), len(heap))
     sections = [keys.hashes.tobytes(), column, chunks.tobytes(), slots.tobytes(), order.tobytes(), directory, heap]
-    return [header, *map(_padded, sections)]
+    body = [header, *map(_padded, sections)]
+    body.insert(1, _CHECK.pack(_checksum(body)))
+    return body
+
+
+def _checksum(buffers: Iterable[Any]) -> int:
+    state = xxhash.xxh3_64()
+    for buffer in buffers:
+        state.update(buffer)
+    return state.intdigest()
+
+
+def refuse_duplicates(keys: KeyColumn) -> None:
+    """Raise ``DuplicateKeys`` if a key occurs more than once in a column."""
+    by_hash = np.argsort(keys.hashes, kind="stable")
+    _refuse_repeated(keys.take(by_hash), by_hash, keys)
+
+
+def _refuse_repeated(keys: KeyColumn, by_hash: _Array, original: KeyColumn) -> None:
+    if repeated := _repeated(keys):
+        raise DuplicateKeys.naming(original[row] for row in sorted(by_hash[repeated].tolist()))
 
 
 def _repeated(keys: KeyColumn) -> list[int]:
@@ -213,14 +237,17 @@ class KeyTable:
     def __init__(self, buffer: Any, file: str = "") -> None:
         """Check the header and the sections; ``Corrupt`` names ``file``."""
         view = memoryview(buffer)
-        if len(view) < _HEADER.size or bytes(view[:8]) != MAGIC:
+        if len(view) < _BODY or bytes(view[:8]) != MAGIC:
             raise Corrupt(f"{file} is not a key table.", file=file)
+        self.file, self._view = file, view
+        if len(view) <= CHECKED_SIZE:
+            self.check()
         _, kind, self.rows, self.live, directory, heap = _HEADER.unpack_from(view)
         if kind not in (0, 1) or max(self.rows, self.live, directory, heap) > len(view):
             raise Corrupt(f"{file}: the header of the key table is damaged.", file=file)
-        self.file, self.kind = file, _KINDS[kind]
+        self.kind = _KINDS[kind]
         sizes = [8 * self.rows, 8 * (self.rows + (kind == 0)), 4 * self.rows, 4 * self.rows, 4 * self.live, directory, heap]
-        starts = [_HEADER.size, *accumulate((size + -size % 8 for size in sizes), initial=_HEADER.size)][1:]
+        starts = list(accumulate((size + -size % 8 for size in sizes), initial=_BODY))
         if starts[-1] != len(view):
             raise Corrupt(f"{file}: the key table has {len(view)} bytes instead of {starts[-1]}.", file=file)
         parts = [view[start : start + size] for start, size in zip(starts, sizes, strict=False)]
@@ -237,6 +264,12 @@ class KeyTable:
         if self._starts[-1] != self.live:
             raise Corrupt(f"{file}: the directory of the key table does not fit its rows.", file=file)
         self._number = {chunk: number for number, (chunk, _) in enumerate(self.directory)}
+
+    def check(self) -> None:
+        """Compare the file with its checksum; ``Corrupt`` when they differ."""
+        (expected,) = _CHECK.unpack_from(self._view, _HEADER.size)
+        if _checksum([self._view[: _HEADER.size], self._view[_BODY:]]) != expected:
+            raise Corrupt(f"{self.file} is damaged: its checksum differs. Build the keys again with build_keys_index.", file=self.file)
 
     def find(self, key: Key) -> int | None:
         """Return the row of a key (also of a deleted one), or None."""

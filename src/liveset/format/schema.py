@@ -244,8 +244,12 @@ class Decoder:
             return PickleRefused(f"{where}: {error}", field=field, file=file)
         if isinstance(error, MissingDependency):
             return MissingDependency(f"{where}: {error}", field=field, file=file)
-        reason = "its stored sizes contradict each other" if isinstance(error, Damaged) else f"{type(error).__name__}: {error}"
-        return Corrupt(f"{where} is damaged: {reason}. Run `liveset verify` on the dataset.", file=file, field=field)
+        if isinstance(error, Damaged):
+            reason = "its stored sizes contradict each other"
+        else:
+            reason = str(error) if isinstance(error, DatasetError) else f"{type(error).__name__}: {error}"
+        hint = "`liveset verify` tells whether the file changed since it was written."
+        return Corrupt(f"{where} is damaged: {reason.rstrip('.')}. {hint}", file=file, field=field)
 
     def _failing_field(self, item: bytes) -> str:
         names = list(self.schema.fields)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 
-from liveset.errors import Corrupt
+from liveset.errors import Corrupt, StorageError
 from liveset.format import codec
 from liveset.format.chunk import Buffer, Chunk, open_chunk
 from liveset.format.index import ChunkRecord
@@ -52,7 +53,16 @@ class OpenChunks:
         if self._closed:
             raise ValueError(f"the dataset object for {self._snapshot.store.url} is closed.")
         record = self._snapshot.index.chunks[number]
-        buffer = self._verified(number, record) if self._verify else self._snapshot.chunk_file(number)[1]
+        try:
+            buffer = self._file(number, record)
+        except StorageError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open:
+                raise
+            # Other datasets of this process have files open, too; ours are opened again when they are wanted.
+            with self._lock:
+                self._open.clear()
+                self._held.clear()
+            buffer = self._file(number, record)
         chunk = open_chunk(buffer, record, self._decoder, self._compression)
         held = record.size if self._verify or (self._compression is not None and self._compression.level == "chunk") else 0
         with self._lock:
@@ -66,7 +76,9 @@ class OpenChunks:
                 del self._open[oldest], self._held[oldest]
         return chunk
 
-    def _verified(self, number: int, record: ChunkRecord) -> Buffer:
+    def _file(self, number: int, record: ChunkRecord) -> Buffer:
+        if not self._verify:
+            return self._snapshot.chunk_file(number)[1]
         data = bytes(self._snapshot.chunk_file(number)[1][:])
         if record.check and codec.checksum(data) != record.check:
             raise Corrupt(f"{record.filename} is damaged: its checksum differs from the index.", file=record.filename)

@@ -213,7 +213,8 @@ class StreamingDataset(Opened):
                     f"Keyed access requires a keys/ index next to the dataset. {self.path} has none: build it with "
                     "liveset.build_keys_index(path, key_fn), or write the dataset with optimize(..., key_fn=...)."
                 )
-            whole = self._length == len(self._snapshot) and len(self._regions) == len(self._snapshot.index.chunks)
+            records = self._snapshot.index.chunks
+            whole = self._regions == [Region(number, 0, record.samples) for number, record in enumerate(records)]
             self._keys = KeyView(store, self._regions, self.path, whole=whole)
         return self._keys
 

@@ -8,7 +8,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from liveset.errors import StorageError, UnsafeStore
 
@@ -54,7 +54,10 @@ def locked(path: str, timeout: float) -> Iterator[None]:
         try:
             yield
         finally:
-            # Said aloud, not left to close(): a child forked meanwhile holds the same open file and would keep the lock.
-            fcntl.flock(fd, fcntl.LOCK_UN)
+            # Said aloud, not left to close(): a child forked meanwhile holds the same open file and would keep the lock. An error here must
+            # not look like one of what was done under the lock, which may have been a commit.
+            with suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
-        os.close(fd)
+        with suppress(OSError):
+            os.close(fd)

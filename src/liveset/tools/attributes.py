@@ -9,6 +9,7 @@ from typing import Any
 from liveset.edit.adopt import adopt_store
 from liveset.edit.changes import SetAttributes
 from liveset.edit.commit import commit
+from liveset.format import jsonleaf
 from liveset.snapshot import open_snapshot
 from liveset.storage import open_store
 
@@ -41,6 +42,9 @@ def set_attributes(path: str | os.PathLike[str], attributes: Mapping[str, Any] |
         return base.version
     if not all(isinstance(name, str) for name in chosen):
         raise TypeError("the names of attributes must be text")
+    for name, value in chosen.items():
+        if not jsonleaf.is_exact([name, value]):
+            raise TypeError(f"the attribute {name!r} is not JSON that reads back equal: {value!r}.")
     # A stamp alone would hide the keys of another program, which are found only where there is none.
     return commit(store, SetAttributes(chosen), adopt_store(store) if base.edit is None else base).version
 

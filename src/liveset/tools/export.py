@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
+from liveset.edit.publish import published_shards
 from liveset.errors import DatasetExists
 from liveset.format.index import ChunkRecord
-from liveset.snapshot import Version, open_snapshot
-from liveset.storage import open_store
+from liveset.snapshot import Snapshot, Version, open_snapshot
+from liveset.storage import Buffer, Store, open_store
 
 
 def export(
@@ -23,7 +25,8 @@ def export(
 ) -> None:
     """Copy one version of a dataset to a new folder in the plain layout of the old tool, without history or anything else of ours.
 
-    Chunk files keep their bytes and get the names ``chunk-0-<n>.bin``, so that the old tool can append to the copy and edit it.
+    Chunk files keep their bytes and get the names ``chunk-0-<n>.bin``, so that the old tool can append to the copy and edit it. Keys are
+    copied as ``keys/shard-*.parquet``.
 
     Args:
         path: of the dataset.
@@ -42,16 +45,38 @@ def export(
     target = open_store(dst)
     if next(iter(target.list("")), None) is not None:
         raise DatasetExists(f"{target.url} holds files already: export to a folder that is new or empty.", path=target.url)
+    written: list[str] = []
+    try:
+        _copy(snapshot, target, written, progress)
+    except BaseException:
+        target.delete(written)
+        raise
+
+
+def _copy(snapshot: Snapshot, target: Store, written: list[str], progress: Callable[[int, int], None] | None) -> None:
     index = snapshot.index
     entries = []
+
+    def write(name: str, data: Buffer) -> None:
+        written.append(name)
+        target.write(name, data)
+
     for number, record in enumerate(index.chunks):
         name = _plain_name(number, record)
-        target.write(name, snapshot.chunk_buffer(number))
+        found, buffer = snapshot.chunk_file(number)
+        # What the old tool has inflated where it lies stays so, under the name that it looks for first.
+        write(name if found == record.filename else f"chunk-0-{number}.bin", buffer)
         entries.append({"chunk_bytes": record.size, "chunk_size": record.samples, "dim": record.dim, "filename": name})
         if progress is not None:
             progress(number + 1, len(index.chunks))
-    plain = {"chunks": entries, "config": None if index.config is None else dict(index.config), "updated_at": repr(time.time())}
-    target.write_once("index.json", msgspec.json.encode(plain))
+    plain: dict[str, Any] = {"chunks": entries, "config": None if index.config is None else dict(index.config)}
+    if index.edit is not None and index.edit.key_files is not None:
+        layout = {name: value for name, value in index.layout_of_keys.items() if name != "field"}
+        for number, data in published_shards(snapshot, int(layout.get("num_shards", 1))):
+            write(f"keys/shard-{number:05d}.parquet", data)
+        plain["keys"] = layout
+    # Last, so that nobody takes a copy that is not whole for a dataset.
+    write("index.json", msgspec.json.encode({**plain, "updated_at": repr(time.time())}))
 
 
 def _plain_name(number: int, record: ChunkRecord) -> str:

@@ -74,7 +74,7 @@ def history(path: Path) -> list[Version]:
 
     Example:
         >>> [(version.version, version.op, version.samples) for version in liveset.history(path)]
-        [(2, 'append', 120), (1, 'overwrite', 100)]
+        [(2, 'append', 120), (1, 'create', 100)]
     """
     store = open_store(path)
     head = open_snapshot(store).index

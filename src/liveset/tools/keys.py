@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from liveset.edit.adopt import adopt_store
 from liveset.edit.changes import Change, Keys, SetKeys
 from liveset.edit.commit import commit, new_token
 from liveset.edit.keyfiles import KeyWriter
@@ -70,6 +71,8 @@ def build_keys_index(
     if output_dir is not None and os.path.abspath(os.fspath(output_dir)) != store.url:
         raise ValueError("output_dir= must be the dataset itself: keys are part of it.")
     _refuse_existing(store, base, overwrite, folder)
+    if base.edit is None:
+        base = adopt_store(store, keys=False)
     builder = _Builder(store, rule, allow_pickle, Progress(base.samples, enabled=verbose))
     tables = KeyWriter(store, new_token())
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from liveset.errors import DatasetError, MissingDependency, PickleRefused, UnsupportedFormat
 from liveset.format import codec
 from liveset.format.index import ChunkRecord
+from liveset.format.keytable import KeyTable
 from liveset.format.schema import Decoder, Schema
 from liveset.read.chunks import OpenChunks
 from liveset.snapshot import Snapshot, Version, open_snapshot
@@ -52,7 +53,7 @@ class VerifyReport:
 def verify(
     path: str | os.PathLike[str], *, version: Version | None = None, progress: Callable[[int, int], None] | None = None
 ) -> VerifyReport:
-    """Read every chunk of a version and compare it with its checksum; a chunk without one is decoded sample by sample.
+    """Read every chunk and key table of a version and compare it with its checksum; a chunk without one is decoded instead.
 
     Args:
         path: of the dataset.
@@ -84,7 +85,19 @@ def verify(
             damaged.append(Damage(record.filename, str(error)))
         if progress is not None:
             progress(number + 1, len(index.chunks))
+    damaged += _damaged_keys(snapshot)
     return VerifyReport(snapshot.store.url, index.version, len(index.chunks), len(snapshot), unchecked, tuple(damaged))
+
+
+def _damaged_keys(snapshot: Snapshot) -> list[Damage]:
+    files = snapshot.index.edit.key_files if snapshot.index.edit is not None else None
+    found = []
+    for name in files.tables if files is not None else ():
+        try:
+            KeyTable(snapshot.store.map(name, 0), name).check()
+        except DatasetError as error:
+            found.append(Damage(name, str(error)))
+    return found
 
 
 def _open(snapshot: Snapshot) -> OpenChunks | None:
@@ -99,12 +112,13 @@ def _check(snapshot: Snapshot, chunks: OpenChunks | None, number: int, record: C
     assert chunks is not None  # an index without a config has no chunks
     if record.check is not None:
         # Checked before anything is taken from the file, so that the message is about the file and not about a consequence.
-        buffer = snapshot.chunk_buffer(number)
-        if not codec.verify(buffer, record.check):
+        name, buffer = snapshot.chunk_file(number)
+        if name == record.filename and not codec.verify(buffer, record.check):
             header = _header_problem(chunks, number)
             raise DatasetError(header or "the bytes differ from the checksum in the index")
         chunks[number]
-        return
+        if name == record.filename:
+            return
     for _ in chunks[number].iterate(0, record.samples):
         pass
 

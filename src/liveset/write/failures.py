@@ -54,7 +54,7 @@ def sample_refused(index: int, item: Any, error: Exception, *, fixed: bool) -> E
     """
     where = f"input {index} ({describe(item)})"
     if fixed and isinstance(error, SampleError | SchemaConflict):
-        text = f"{INCONSISTENT} {where}: {error} The dataset was not changed."
+        text = f"{where}: {error} The dataset was not changed. ({INCONSISTENT})"
         return SchemaConflict(text, field=error.field, input_index=index)
     if isinstance(error, DatasetError):
         return _same(error, f"{where}: {error}", index)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from liveset.edit.commit import check_texts
 from liveset.storage import open_store
 from liveset.write import options
 from liveset.write.execution import Job
@@ -137,6 +138,7 @@ def optimize(
     if not callable(fn):
         raise ValueError(f"`fn` should be a function of one input. Found {type(fn).__name__}.")
     options.check_mode(mode)
+    check_texts(session=session, message=message)
     options.refuse_unsupported(
         {
             "input_dir": input_dir,

@@ -101,6 +101,8 @@ def check_workers(num_workers: int | None, start_method: str | None) -> Workers:
     known = multiprocessing.get_all_start_methods()
     if start_method is not None and start_method not in known:
         raise ValueError(f"`start_method` should be one of {', '.join(known)}. Found {start_method!r}.")
+    if multiprocessing.current_process().daemon and (start_method is not None or (num_workers or 0) > 1):
+        raise ValueError("This process is daemonic and cannot start others: use num_workers=1, or start it with daemon=False.")
     return Workers(num_workers, start_method)
 
 

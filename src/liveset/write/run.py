@@ -12,6 +12,7 @@ from typing import Any
 from liveset.edit.commit import new_token
 from liveset.errors import CommitUnknown
 from liveset.format.index import Index
+from liveset.storage import PRIVATE
 from liveset.write.checkpoint import Checkpoint, fingerprint
 from liveset.write.chunker import StagedChunk
 from liveset.write.execution import Execution, Job
@@ -51,6 +52,7 @@ class Run:
     def __call__(self) -> None:
         """Do it."""
         try:
+            self._probe()
             if self._wishes.use_checkpoint:
                 self._open_checkpoint()
                 if self._committed_before():
@@ -61,6 +63,14 @@ class Run:
         except BaseException as error:
             self._clean_up(error)
             raise
+
+    def _probe(self) -> None:
+        """Write a file and remove it: a place that cannot be written to is found out before any work is done."""
+        name = f"{PRIVATE}probe.{self._token}.tmp"
+        try:
+            self._store.write(name, b"")
+        finally:
+            self._store.delete([name])
 
     def _execute(self) -> None:
         total = len(self._job.inputs) if isinstance(self._job.inputs, Indexed) else self._job.inputs.length

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from liveset.edit.keyfiles import KEYS
+from liveset.format.stamp import tokens_of
 from liveset.storage import PRIVATE, Store
 from liveset.write.checkpoint import STAGED
 
@@ -40,7 +41,7 @@ class Staging:
         """Remove our chunk files but those in ``keep``, and folders that we made and that are empty."""
         kept = set(keep)
         ours = [entry.name for entry in self._store.list("chunk-") if entry.name not in kept and self._ours(entry.name)]
-        tables = [entry.name for entry in self._store.list(KEYS) if entry.name not in kept and entry.name.split("-")[1] in self._tokens]
+        tables = [entry.name for entry in self._store.list(KEYS) if entry.name not in kept and not self._tokens.isdisjoint(tokens_of(entry.name))]
         self._store.delete(ours + tables)
         self.prune()
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from liveset.edit.adopt import adopt_store
 from liveset.edit.changes import Append, Change, Keys, Overwrite
 from liveset.edit.commit import commit
 from liveset.edit.keyfiles import KeyWriter
@@ -101,8 +102,9 @@ class Target:
                 f"The samples of {self.store.url} have keys: say what the keys of the new ones are with key_fn=, a function of a sample "
                 "or the name of a field."
             )
-        if rule is not None and rule.field is not None and field not in (None, rule.field):
-            raise ValueError(f"The keys of {self.store.url} stand in the field {field!r}, not in {rule.field!r}.")
+        if rule is not None and field not in (None, rule.field):
+            given = "what a function returns" if rule.field is None else repr(rule.field)
+            raise ValueError(f"The keys of {self.store.url} stand in the field {field!r}, not in {given}: leave key_fn out.")
         return rule if rule is not None else KeyRule.of(str(field))
 
     def settings(self, asked: Asked, *, allow_pickle: bool, whole: bool, keys: KeyRule | None = None) -> ChunkSettings:
@@ -184,6 +186,8 @@ class Target:
         """
         if self.mode == "append" and self.base is not None and not chunks:
             return None
+        if self.mode == "append" and self.base is not None and self.base.edit is None:
+            self.base = adopt_store(self.store)  # the other program's writers would not see our commits
         config = self.config
         if config is None and schema is not None:
             limit = settings.limit
