@@ -29,7 +29,6 @@ from liveset.testing import MemoryStore
 from liveset.testing.invariants import check_dataset, unneeded_files
 from liveset.testing.schedule import in_turn, run_interleaved
 from liveset.write.chunker import ChunkLimit, ChunkWriter
-from liveset.write.keying import KeyRule
 from liveset.write.options import Sizes
 from liveset.write.target import Asked, CommitWishes, Target
 
@@ -112,11 +111,13 @@ def replacer(session: str, edits: Content, bases: dict[str, int]) -> Actor:
                     update[key] = sample(key, value)
                 update.commit()
         except KeyConflict as error:
-            assert set(error.keys) <= set(edits)
-            return "conflict"
+            refused = set(error.keys)
         except (SessionExpired, VersionExpired):
             return "expired"
-        return "done"
+        else:
+            return "done"
+        assert refused <= set(edits)
+        return "conflict"
 
     return act
 
@@ -126,11 +127,13 @@ def appender(session: str, values: Content, _: dict[str, int]) -> Actor:
         try:
             write(store, values, "append", session)
         except KeyConflict as error:
-            assert set(error.keys) <= set(values)
-            return "conflict"
+            refused = set(error.keys)
         except SessionExpired:
             return "expired"
-        return "done"
+        else:
+            return "done"
+        assert refused <= set(values)
+        return "conflict"
 
     return act
 

@@ -388,5 +388,6 @@ def test_racing_appends_keep_keys_unique(plays: Path) -> None:
     assert results[:3].count("done") == 1
     assert sum(result == "done" for result in results) * 5 + 10 == len(ds)
     tables = {f"_liveset/keys/{name}" for name in os.listdir(plays / "_liveset" / "keys")}
-    named = json.loads((plays / "index.json").read_bytes())["edit"]["key_files"]
-    assert tables == {*named["base"], *named["deltas"]}
+    heads = [plays / "index.json", *(plays / "_liveset" / "versions").iterdir()]
+    named = [json.loads(head.read_bytes())["edit"]["key_files"] for head in heads]
+    assert tables == {name for files in named for name in (*files["base"], *files["deltas"])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,18 @@ def test_version_0_is_read_by_key_after_an_update(foreign: Path) -> None:
     assert list(old.keys) == [f"k{i}" for i in range(6)]
 
 
+def test_an_append_to_a_dataset_of_another_program_that_was_replaced_meanwhile_is_a_conflict(foreign: Path) -> None:
+    with pytest.raises(OverwriteConflict, match="replaced meanwhile"):
+        append(foreign, [{"id": "new", "number": 7, "v": 7}], meanwhile=lambda: write_dataset(foreign, SAMPLES[:2], key="id"))
+    assert list(liveset.StreamingDataset(foreign)) == SAMPLES[:2]
+
+
+def test_keys_that_could_not_be_made_anew_leave_those_of_another_program(foreign: Path) -> None:
+    with pytest.raises(DuplicateKeys):
+        liveset.build_keys_index(foreign, lambda sample: sample["v"] % 2, overwrite=True, verbose=False)
+    assert liveset.StreamingDataset(foreign)["k3"] == SAMPLES[3]
+
+
 # Appends beside other commits
 
 
@@ -115,7 +128,7 @@ def test_an_append_while_the_same_keys_are_made_again_goes_on(path: Path) -> Non
 
 def test_an_append_without_keys_while_keys_are_made_is_a_conflict(tmp_path: Path) -> None:
     write_dataset(tmp_path, SAMPLES)
-    with pytest.raises(Conflict, match="other keys meanwhile"):
+    with pytest.raises(Conflict, match="meanwhile"):
         append(tmp_path, SAMPLES[:1], meanwhile=lambda: liveset.build_keys_index(tmp_path, "id", verbose=False))
 
 
@@ -143,6 +156,15 @@ def test_a_dry_run_says_that_nothing_goes_where_nothing_would_go(path: Path) -> 
     planned = liveset.vacuum(path, keep=0, grace=timedelta(0), dry_run=True)
     assert (planned.files, planned.expired, planned.freed) == (0, (), 0)
     assert liveset.vacuum(path, keep=0, grace=timedelta(0)).kept == planned.kept
+
+
+def test_a_dry_run_knows_how_long_nothing_was_changed(path: Path) -> None:
+    write_dataset(path, SAMPLES[:2], key="id")
+    for file in path.rglob("*"):
+        os.utime(file, (0, 0))
+    planned = liveset.vacuum(path, dry_run=True)
+    assert planned.expired == (1,)
+    assert liveset.vacuum(path).deleted == planned.deleted
 
 
 def test_a_version_that_a_tag_has_saved_is_kept_for_its_age_when_the_tag_goes(path: Path) -> None:

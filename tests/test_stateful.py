@@ -14,12 +14,11 @@ from hypothesis import HealthCheck, settings
 import liveset
 from liveset.edit.commit import _Commit
 from liveset.edit.replacement import Replacement
-from liveset.edit.vacuum import Survey
+from liveset.edit.retention import Survey
 from liveset.keystore import TableKeys
 from liveset.snapshot import open_snapshot
 from liveset.storage import version_name
 from liveset.write.staging import Staging
-from tests.support import checks
 from tests.support.machine import DatasetMachine, Row
 from tests.support.places import LocalPlace, MemoryPlace
 
@@ -42,21 +41,21 @@ class MemoryMachine(DatasetMachine):
     make_place = MemoryPlace
 
 
-class TestLocal(LocalMachine.TestCase):  # type: ignore[misc]
+class TestLocal(LocalMachine.TestCase):  # type: ignore[misc,valid-type]
     settings = _sized(_EXAMPLES // 3, _STEPS)
 
 
-class TestMemory(MemoryMachine.TestCase):  # type: ignore[misc]
+class TestMemory(MemoryMachine.TestCase):  # type: ignore[misc,valid-type]
     settings = _sized(_EXAMPLES, _STEPS)
 
 
 @pytest.mark.nightly
-class TestLocalLong(LocalMachine.TestCase):  # type: ignore[misc]
+class TestLocalLong(LocalMachine.TestCase):  # type: ignore[misc,valid-type]
     settings = _sized(300, 120)
 
 
 @pytest.mark.nightly
-class TestMemoryLong(MemoryMachine.TestCase):  # type: ignore[misc]
+class TestMemoryLong(MemoryMachine.TestCase):  # type: ignore[misc,valid-type]
     settings = _sized(1000, 120)
 
 

@@ -193,12 +193,18 @@ def files(place: Place, model: DatasetModel, leftovers: set[str], leased: set[in
     leftovers &= entries.keys()
 
 
+def plain_chunks(place: Place) -> set[str]:
+    """Return chunks without a token in their names: another program made them, so a vacuum that cannot tell leaves them alone."""
+    return {name for name in place.entries() if re.fullmatch(r"chunk-\d+-\d+(\.\w+)?\.bin", name)}
+
+
 def nothing_old_is_left(place: Place, model: DatasetModel, cutoff: datetime) -> None:
     """After a vacuum: what nobody needs is younger than the grace, or a reader seems to need it."""
     entries = place.entries()
-    needed = needed_files(place, model) | set(leases(place))
+    # A commit that ended early may have archived the newest version already.
+    needed = needed_files(place, model) | set(leases(place)) | {version_name(model.newest.number)}
     for number in set(leases(place).values()):
         if (name := version_name(number)) in entries:
             needed |= {name} | named_files(place.read(name))
-    old = {name for name, entry in entries.items() if entry.modified <= cutoff} - needed
+    old = {name for name, entry in entries.items() if entry.modified <= cutoff} - needed - plain_chunks(place)
     assert not old, f"a vacuum has left {sorted(old)}"

@@ -142,7 +142,12 @@ class _Commit:
             if self.named and (done := self.find_done(parent)) is not None:
                 return done
             since = self.since(parent)
-            change = self.change if isinstance(self.change, Change) else self.change(parent, since)
+            try:
+                change = self.change if isinstance(self.change, Change) else self.change(parent, since)
+            except NotFound:
+                if self.stands(head):
+                    raise
+                continue  # files of a head that was replaced meanwhile may be gone; whether ours are is looked at again
             if change is None:
                 assert parent is not None
                 return parent
@@ -181,6 +186,11 @@ class _Commit:
                     "(edit.requires.write). Update liveset."
                 )
         return head, parent
+
+    def stands(self, head: Head | None) -> bool:
+        """Whether a head is still the newest."""
+        now = self.store.read_head()
+        return (now and now.tag) == (head and head.tag)
 
     def later_than(self, parent: Index | None) -> bool:
         """Whether versions after the head, or any where the head has no stamp, are archived: it is not the head that liveset left."""

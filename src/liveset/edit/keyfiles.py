@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from liveset.errors import Conflict, KeyConflict, name_some
+from liveset.errors import Conflict, KeyConflict, NotFound, SessionExpired, name_some
 from liveset.format.index import Index
 from liveset.format.keytable import DELETED, KeyColumn, KeyTable, Rows, pack_table
 from liveset.format.stamp import KeyFiles
@@ -81,7 +81,11 @@ class KeyWriter:
         So each is larger than all after it together, there are few however many appends there were, and a key is written again only when
         its table at least doubles: a small append never pays for the large ones before it.
         """
-        tables = [self._open(newest)]
+        try:
+            tables = [self._open(newest)]
+        except NotFound as error:
+            text = "a vacuum ran over this session and deleted the keys that it had written. Nothing was committed; start again."
+            raise SessionExpired(text, file=newest) from error
         rest = list(older)
         while rest and (table := self._open(rest[-1])).rows <= sum(part.rows for part in tables):
             tables.insert(0, table)

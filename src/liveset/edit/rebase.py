@@ -63,7 +63,9 @@ def check_rebase(change: Change, base: Index | None, head: Index | None, since: 
     if isinstance(change, Append) and head is not None and change.records:
         _check_keys(base, head, since)
         if change.keys is None and head.edit is not None and head.edit.key_files is not None:
-            raise Conflict("cannot append samples without keys: the dataset has keys since meanwhile. Nothing was changed. Append with key_fn=.")
+            raise Conflict(
+                "cannot append samples without keys: the dataset has keys since meanwhile. Nothing was changed. Append with key_fn=."
+            )
         if head.chunks:
             check_schema(head.config or {}, change.config or {})
 

@@ -12,11 +12,11 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from liveset.edit.changes import ASIDE, Expire, files_of
 from liveset.edit.commit import Policy, commit
-from liveset.edit.retention import Kind, Plan, Survey, kind_of, survey
+from liveset.edit.retention import Kind, Plan, Survey, age_of, kind_of, survey
 from liveset.errors import Conflict, NotFound, UnsupportedFormat, VersionExpired
 from liveset.format.index import Index
 from liveset.format.stamp import WRITE_FEATURES, tokens_of
@@ -112,8 +112,8 @@ def vacuum_store(
         head = open_snapshot(store).index
         _check_head(store, head)
         listing = list(store.list("")) if dry_run or head.edit is None else None
-        # Where nothing will be changed nothing is written, either: the newest file tells the time well enough.
-        now = store.now() if listing is None else max(entry.modified for entry in listing)
+        # Where nothing will be changed nothing is written, either: the clock of this host, or the newest file, tells the time well enough.
+        now = store.now() if listing is None else max(datetime.now(UTC), *map(age_of, listing))
         if listing is None:
             head, listing = open_snapshot(store).index, list(store.list(""))
         found = survey(head, listing, now, grace)

@@ -141,6 +141,7 @@ class DatasetModel:
         if not samples:
             return None
         self._check_base("append", base)
+        self.adopt()
         head = self.newest
         made_anew = base is not None and "keys" in [version.op for version in self.since(base)]
         if made_anew and (base is None or base.key_field is None or base.key_field != head.key_field):
@@ -180,6 +181,7 @@ class DatasetModel:
         if self.newest.keys is not None and not overwrite:
             raise KeysExist("there are keys")
         _check_unique(keys)
+        self.adopt()
         return self._add(replace(self.newest, op="keys", keys=tuple(keys), key_field=key_field))
 
     def adopt(self) -> ModelVersion | None:

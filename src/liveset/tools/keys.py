@@ -11,7 +11,7 @@ from liveset.edit.changes import Change, Keys, SetKeys
 from liveset.edit.commit import commit, new_token
 from liveset.edit.keyfiles import KeyWriter
 from liveset.edit.publish import layout, publish_keys, require_parquet
-from liveset.errors import CommitUnknown, DatasetNotFound, KeysExist
+from liveset.errors import CommitUnknown, Corrupt, DatasetNotFound, DuplicateKeys, KeysExist
 from liveset.format.index import Index
 from liveset.format.keytable import KeyColumn
 from liveset.format.schema import Decoder, Schema
@@ -72,7 +72,10 @@ def build_keys_index(
         raise ValueError("output_dir= must be the dataset itself: keys are part of it.")
     _refuse_existing(store, base, overwrite, folder)
     if base.edit is None:
-        base = adopt_store(store, keys=False)
+        try:
+            base = adopt_store(store)
+        except (Corrupt, DuplicateKeys):  # the keys that it has cannot be kept until there are new ones
+            base = adopt_store(store, keys=False)
     builder = _Builder(store, rule, allow_pickle, Progress(base.samples, enabled=verbose))
     tables = KeyWriter(store, new_token())
 

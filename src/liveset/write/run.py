@@ -12,7 +12,6 @@ from typing import Any
 from liveset.edit.commit import new_token
 from liveset.errors import CommitUnknown
 from liveset.format.index import Index
-from liveset.storage import PRIVATE
 from liveset.write.checkpoint import Checkpoint, fingerprint
 from liveset.write.chunker import StagedChunk
 from liveset.write.execution import Execution, Job
@@ -65,11 +64,10 @@ class Run:
             raise
 
     def _probe(self) -> None:
-        """Write a file and remove it: a place that cannot be written to is found out before any work is done."""
-        name = f"{PRIVATE}probe.{self._token}.tmp"
-        try:
+        """Write a file and remove it: a place that cannot be written to is found out before any work is done; makes no folder."""
+        if self._store.exists():
+            name = f"chunk-0-0-{self._token}.probe.bin"
             self._store.write(name, b"")
-        finally:
             self._store.delete([name])
 
     def _execute(self) -> None:

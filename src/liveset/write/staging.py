@@ -41,8 +41,8 @@ class Staging:
         """Remove our chunk files but those in ``keep``, and folders that we made and that are empty."""
         kept = set(keep)
         ours = [entry.name for entry in self._store.list("chunk-") if entry.name not in kept and self._ours(entry.name)]
-        tables = [entry.name for entry in self._store.list(KEYS) if entry.name not in kept and not self._tokens.isdisjoint(tokens_of(entry.name))]
-        self._store.delete(ours + tables)
+        tables = [entry.name for entry in self._store.list(KEYS) if not self._tokens.isdisjoint(tokens_of(entry.name))]
+        self._store.delete(ours + [name for name in tables if name not in kept])
         self.prune()
 
     def prune(self, folder: str | None = None) -> None:

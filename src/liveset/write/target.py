@@ -20,7 +20,7 @@ from liveset.format.codec import Compression
 from liveset.format.config import make_config
 from liveset.format.index import Index
 from liveset.format.schema import Schema
-from liveset.format.stamp import HistoryEntry
+from liveset.format.stamp import HistoryEntry, KeyFiles
 from liveset.keystore import open_keys
 from liveset.snapshot import Snapshot
 from liveset.storage import HEAD, Store
@@ -187,7 +187,8 @@ class Target:
         if self.mode == "append" and self.base is not None and not chunks:
             return None
         if self.mode == "append" and self.base is not None and self.base.edit is None:
-            self.base = adopt_store(self.store)  # the other program's writers would not see our commits
+            # The other program's writers would not see our commits. The base stays: others may have committed since it was read.
+            adopt_store(self.store)
         config = self.config
         if config is None and schema is not None:
             limit = settings.limit
@@ -197,7 +198,9 @@ class Target:
         columns = [(chunk.record.id or chunk.record.filename, chunk.keys) for chunk in chunks if chunk.keys is not None]
 
         records = tuple(chunk.record for chunk in chunks)
-        change: Append | Overwrite = Append(config, records) if self.mode == "append" else Overwrite(config, records)
+        # That there will be keys is known, their tables are not.
+        planned = Keys(KeyFiles("text", 0, ()), published) if keys is not None else None
+        change: Append | Overwrite = (Append if self.mode == "append" else Overwrite)(config, records, keys=planned)
 
         def prepare(head: Index | None, since: Sequence[HistoryEntry]) -> Change:
             # First of all: in another dataset the new keys must not even be looked up.
