@@ -12,6 +12,7 @@ import pytest
 import liveset
 from liveset.edit.session import dataset_update
 from liveset.errors import Conflict, DuplicateKeys, KeyNotFound, OverwriteConflict, VersionExpired
+from liveset.format.codec import Compression
 from tests.support.foreign import write_foreign
 from tests.support.writing import write_dataset
 
@@ -95,6 +96,15 @@ def test_keys_that_could_not_be_made_anew_leave_those_of_another_program(foreign
     with pytest.raises(DuplicateKeys):
         liveset.build_keys_index(foreign, lambda sample: sample["v"] % 2, overwrite=True, verbose=False)
     assert liveset.StreamingDataset(foreign)["k3"] == SAMPLES[3]
+
+
+def test_chunks_of_another_program_that_a_vacuum_has_removed_say_so(tmp_path: Path) -> None:
+    write_foreign(tmp_path, SAMPLES, compression=Compression("zstd", "chunk"))
+    ds = liveset.StreamingDataset(tmp_path)
+    liveset.adopt(tmp_path)
+    liveset.vacuum(tmp_path, keep=0, grace=timedelta(0))
+    with pytest.raises(VersionExpired, match="a vacuum"):
+        ds[0]
 
 
 # Appends beside other commits

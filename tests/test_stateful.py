@@ -25,7 +25,7 @@ from tests.support.places import LocalPlace, MemoryPlace
 pytest.importorskip("pyarrow", exc_type=ImportError)
 
 # Sequences and steps of each, by the profile of the run.
-_SIZES = {"dev": (20, 20), "ci": (60, 40), "nightly": (60, 40)}
+_SIZES = {"dev": (20, 20), "ci": (25, 25), "nightly": (60, 40)}
 _EXAMPLES, _STEPS = _SIZES.get(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"), _SIZES["dev"])
 
 

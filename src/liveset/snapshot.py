@@ -80,7 +80,10 @@ class Snapshot:
             inflated = record.filename.replace(f".{(self.index.config or {}).get('compression')}", "")
             if not self.index.compressed_files or inflated == record.filename:
                 raise
-            return inflated, plain_buffer(self.store.map(inflated, record.size))
+            try:
+                return inflated, plain_buffer(self.store.map(inflated, record.size))
+            except NotFound as error:
+                raise self.gone(record.filename) from error
 
     def gone(self, name: str) -> VersionExpired:
         """The error for a file of this version that is not there any more; it looks for the reason."""

@@ -434,7 +434,7 @@ class DatasetMachine(RuleBasedStateMachine):
             assert self.place.entries().keys() == before
         cutoff = self.place.store.now() - timedelta(hours=grace, seconds=1)
         leased = self.leased | checks.ghosts(self.place, self.leased)
-        allowed = self.model.retained(keep, leased, late=self.place.late)
+        allowed = self.model.retained(keep, leased, at_most=True, late=self.place.late)
         needed = self.model.retained(keep, self.leased)
         self.place.gate.arm(crash)
         report = None

@@ -28,6 +28,7 @@ from liveset.format.keytable import Key
 
 __all__ = ["DatasetModel", "ModelVersion"]
 
+_HOUR = timedelta(hours=1)
 _ASIDE = ("tag", "fence")
 """Commits that change nothing that a version consists of."""
 _SAME_CONTENT = (*_ASIDE, "attributes", "restore")
@@ -225,15 +226,16 @@ class DatasetModel:
 
     # --- vacuum ------------------------------------------------------------------------------------------------------
 
-    def retained(self, keep: int | timedelta, leased: Iterable[int], *, late: bool = False) -> set[int]:
-        """Return the versions that a vacuum must keep, and no others.
+    def retained(self, keep: int | timedelta, leased: Iterable[int], *, at_most: bool = False, late: bool = False) -> set[int]:
+        """Return the versions that a vacuum must keep.
 
         Args:
-            keep: a number of versions, or the time that each is kept.
+            keep: a number of versions, or a time in whole hours.
             leased: versions that readers hold.
-            late: versions are dated by when their successors were replaced, as on stores that archive a head by copying it.
+            at_most: the versions that it may keep; it takes a version for replaced by the next one that is still there.
+            late: what it may keep on a store that archives a head by copying it, and so dates it by when it was replaced.
         """
-        first = self._first(keep, late=late)
+        first = self._first(keep, at_most=at_most, late=late)
         held = set(leased) | set(self.tags.values())
         return {number for number in self.readable if number >= first or number in held}
 
@@ -244,11 +246,11 @@ class DatasetModel:
         self.fences.append(made.number)
         return made
 
-    def _first(self, keep: int | timedelta, *, late: bool) -> int:
+    def _first(self, keep: int | timedelta, *, at_most: bool, late: bool) -> int:
         newest = self.newest.number
         if isinstance(keep, timedelta):
-            since = self.hour - keep / timedelta(hours=1)
-            return min((number for number in self.readable - {newest} if self._replaced(number, late=late) > since), default=newest)
+            replaced = {number: self._replaced(number, at_most=at_most, late=late) for number in self.readable - {newest}}
+            return min((number for number, hour in replaced.items() if hour > self.hour - keep / _HOUR), default=newest)
         left = keep
         for number in range(newest, 0, -1) if keep else ():
             left -= self.versions[number].op not in _ASIDE
@@ -256,8 +258,9 @@ class DatasetModel:
                 return number
         return 0 if keep else newest
 
-    def _replaced(self, number: int, *, late: bool) -> int:
-        return self.versions[min(number + 1 + late, self.newest.number)].hour
+    def _replaced(self, number: int, *, at_most: bool, late: bool) -> int:
+        later = sorted(other for other in (self.readable if at_most else self.versions) if other > number)
+        return self.versions[later[1] if late and len(later) > 1 else later[0]].hour
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
