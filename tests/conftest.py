@@ -10,6 +10,8 @@ _SLOW_CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]  # te
 
 settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=_SLOW_CHECKS)
 # The same examples in every run, so that a red run means a change; the nightly profile looks for new ones.
-settings.register_profile("ci", deadline=None, max_examples=60, stateful_step_count=40, derandomize=True, suppress_health_check=_SLOW_CHECKS)
+settings.register_profile(
+    "ci", deadline=None, max_examples=60, stateful_step_count=40, derandomize=True, suppress_health_check=_SLOW_CHECKS
+)
 settings.register_profile("nightly", deadline=None, max_examples=2000, stateful_step_count=300, suppress_health_check=_SLOW_CHECKS)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
