@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -65,7 +66,7 @@ class Run:
 
     def _probe(self) -> None:
         """Write a file and remove it: a place that cannot be written to is found out before any work is done; makes no folder."""
-        if self._store.exists():
+        if os.path.lexists(self._store.url):
             name = f"chunk-0-0-{self._token}.probe.bin"
             self._store.write(name, b"")
             self._store.delete([name])
