@@ -119,7 +119,7 @@ class ChunkWriter:
     ) -> None:
         self._store, self._token, self._rank, self._compression = store, token, rank, compression
         limit = limit or ChunkLimit()
-        self._max_samples = limit.samples or MAX_CHUNK_SIZE
+        self._max_samples = limit.samples
         self._max_size = min(limit.size or MAX_CHUNK_SIZE, MAX_CHUNK_SIZE)
         self._encoder = Encoder(schema, fixed=schema is not None, nullable=nullable, allow_pickle=allow_pickle)
         self._encode = self._encoder.encode_exact
@@ -130,9 +130,14 @@ class ChunkWriter:
         self._key, self._keys = key, list[Key]()
         self._thread: ThreadPoolExecutor | None = None
         self._writing: Future[StagedChunk] | None = None
-        self.samples = 0
+        self._flushed = 0
         self.staged: list[StagedChunk] = []
         self.names: list[str] = []
+
+    @property
+    def samples(self) -> int:
+        """How many samples were added."""
+        return self._flushed + len(self._items)
 
     @property
     def schema(self) -> Schema | None:
@@ -154,14 +159,13 @@ class ChunkWriter:
             item = self._encode_wider(sample)
         key = self._key(sample) if self._key is not None else None
         size = self._size + len(item)
-        if (size > self._max_size or len(self._items) >= self._max_samples) and self._items:
+        if (size > self._max_size or (self._max_samples and len(self._items) >= self._max_samples)) and self._items:
             self.flush()
             size = len(item)
         self._items.append(item)
         if key is not None:
             self._keys.append(key)
         self._size = size
-        self.samples += 1
 
     def flush(self) -> None:
         """Hand the current chunk to the background thread; waits for the one before."""
@@ -173,7 +177,7 @@ class ChunkWriter:
         chunk_id = f"{self._token}.{self._rank}.{self._number}"
         items, schema, end = self._items, self.schema, self.samples
         keys = KeyColumn.of(self._keys) if self._key is not None else None
-        self._items, self._keys, self._size = [], [], 0
+        self._items, self._keys, self._size, self._flushed = [], [], 0, end
         self._number += 1
         self.names.append(name)
         self._thread = self._thread or ThreadPoolExecutor(1, "liveset-write")
