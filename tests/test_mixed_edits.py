@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 
 import liveset
+from liveset.edit.changes import Change, SetAttributes
+from liveset.edit.commit import commit
 from liveset.edit.session import dataset_update
-from liveset.errors import Conflict, DuplicateKeys, KeyNotFound, OverwriteConflict, VersionExpired
+from liveset.errors import Conflict, DuplicateKeys, KeyNotFound, NotFound, OverwriteConflict, VersionExpired
 from liveset.format.codec import Compression
+from liveset.format.index import Index
+from liveset.testing import MemoryStore
+from tests.support import racing
 from tests.support.foreign import write_foreign
 from tests.support.writing import write_dataset
 
@@ -196,3 +201,28 @@ def test_keys_of_a_version_that_a_vacuum_has_removed_say_so(path: Path) -> None:
     liveset.vacuum(path, keep=0, grace=timedelta(0))
     with pytest.raises(VersionExpired, match="vacuum"):
         ds["k1"]
+
+
+# The commit
+
+
+def test_files_that_went_with_a_replaced_head_are_not_missed() -> None:
+    """A vacuum may remove what a change is being made from, once another version has taken its place."""
+    store = MemoryStore()
+    base = racing.append(store)
+    attempts = []
+
+    def prepare(head: Index | None, _: object) -> Change:
+        attempts.append(head)
+        if len(attempts) == 1:
+            racing.append(store)
+            raise NotFound("a key table of the first version")
+        return SetAttributes({"a": 1})
+
+    assert commit(store, prepare, base, policy=racing.at_once()).version == 3
+
+    def fail(*_: object) -> Change:
+        raise NotFound("what the newest version needs")
+
+    with pytest.raises(NotFound, match="needs"):
+        commit(store, fail, base, policy=racing.at_once())

@@ -19,7 +19,8 @@ from liveset.keystore import TableKeys
 from liveset.snapshot import open_snapshot
 from liveset.storage import version_name
 from liveset.write.staging import Staging
-from tests.support.machine import DatasetMachine, Row
+from tests.support.comparing import Row
+from tests.support.machine import DatasetMachine
 from tests.support.places import LocalPlace, MemoryPlace
 
 pytest.importorskip("pyarrow", exc_type=ImportError)
