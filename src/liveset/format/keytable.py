@@ -291,10 +291,12 @@ class KeyTable:
         if not len(keys) or not self.rows or keys.kind is not self.kind:
             return found
         column = np.frombuffer(self._columns[0], np.uint64)
-        rows = column.searchsorted(keys.hashes)
-        hits = np.flatnonzero(column[np.minimum(rows, self.rows - 1)] == keys.hashes)
+        by_hash = np.argsort(keys.hashes)  # so that the table is walked through once, from its beginning to its end
+        hashes = keys.hashes[by_hash]
+        rows = column.searchsorted(hashes)
+        hits = np.flatnonzero(column[np.minimum(rows, self.rows - 1)] == hashes)
         bounds, heap, stored_here = keys.bounds.tolist(), keys.heap, self._stored
-        for i, row in zip(hits.tolist(), rows[hits].tolist(), strict=True):
+        for i, row in zip(by_hash[hits].tolist(), rows[hits].tolist(), strict=True):
             stored = heap[bounds[i] : bounds[i + 1]]
             if stored_here(row) == stored:
                 found[i] = row
