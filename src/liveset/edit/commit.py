@@ -1,7 +1,7 @@
 """The commit: turns a change into the next version of a dataset, or says honestly that it did not.
 
-The head is replaced by compare-and-swap, and nothing else is ever replaced. Before that the parent is archived, so that no version is
-lost; after it, the outcome is read back from the head wherever the answer does not settle it.
+The head is replaced by compare-and-swap, and nothing that a version needs is ever replaced. Before that the parent is archived, so that no
+version is lost; after it, the outcome is read back from the head wherever the answer does not settle it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ else:
 __all__ = ["HEAD", "PRIVATE", "VERSIONS", "Buffer", "Entry", "Head", "Store", "Swap", "Tag", "as_buffers", "check_name", "version_name"]
 
 HEAD = "index.json"
-"""The only file that is ever replaced."""
+"""The only file with a fixed name that anything depends on; published files, which are derived from it, are replaced too."""
 PRIVATE = "_liveset/"
 """Where everything lies that only liveset knows."""
 VERSIONS = PRIVATE + "versions/"

@@ -16,8 +16,6 @@ _UNITS = {"tb": 10**12, "gb": 10**9, "mb": 10**6, "kb": 10**3, "t": 10**12, "g":
 # Offsets inside a chunk are u32.
 MAX_CHUNK_BYTES = 1 << 32
 
-DEFAULT_CHUNK_BYTES = "64MB"
-
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
