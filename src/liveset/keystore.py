@@ -14,7 +14,7 @@ import numpy as np
 
 from liveset.errors import Corrupt, KeyNotFound, NotFound
 from liveset.format.index import Index
-from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Place
+from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Place, moved_down, moved_up
 from liveset.format.stamp import KeyFiles
 from liveset.snapshot import Snapshot, open_snapshot
 
@@ -98,12 +98,30 @@ class TableKeys:
     def _numbers(self) -> dict[str, int]:
         return {record.id or record.filename: number for number, record in enumerate(self._snapshot.index.chunks)}
 
+    @cached_property
+    def _removed(self) -> dict[str, list[tuple[int, Any]]]:
+        """The slots that became free in a chunk: numbers of the tables (newest first) that say so, oldest first, and the slots."""
+        found: dict[str, list[tuple[int, Any]]] = {}
+        for number in range(len(self.tables) - 1, -1, -1):
+            for chunk, free in self.tables[number].removed.items():
+                found.setdefault(chunk, []).append((number, free))
+        return found
+
     def locate(self, key: Key) -> tuple[int, int] | None:
-        for table in self.tables:
+        for number, table in enumerate(self.tables):
             row = table.find(key)
             if row is not None:
-                return self._resolve(table.place(row), table)
+                place = self._resolve(table.place(row), table)
+                return self._moved(place, number) if place is not None and self._removed else place
         return None
+
+    def _moved(self, place: tuple[int, int], known: int) -> tuple[int, int]:
+        """Return where a sample stands now, of which the table number ``known`` says where it stood."""
+        slot = place[1]
+        for number, free in self._removed.get(self._id(place[0]), ()):
+            if number < known:
+                slot = int(moved_down(slot, free))
+        return place[0], slot
 
     def locate_many(self, keys: Sequence[Key]) -> list[tuple[int, int] | None]:
         if any(type(key) is not self.kind for key in keys):
@@ -113,7 +131,7 @@ class TableKeys:
     def locate_column(self, keys: KeyColumn) -> list[tuple[int, int] | None]:
         places: list[tuple[int, int] | None] = [None] * len(keys)
         left = np.arange(len(keys))
-        for table in self.tables:
+        for number, table in enumerate(self.tables):
             if not len(left):
                 break
             rows = table.find_many(keys.take(left) if len(left) < len(keys) else keys)
@@ -121,25 +139,36 @@ class TableKeys:
             chunks, slots = table.places(rows[hits])
             for i, chunk, slot in zip(left[hits].tolist(), chunks.tolist(), slots.tolist(), strict=True):
                 if chunk != DELETED:
-                    places[i] = self._number(table, chunk), slot
+                    place = self._number(table, chunk), slot
+                    places[i] = self._moved(place, number) if self._removed else place
             left = left[rows < 0]
         return places
 
     def key_at(self, chunk: int, slot: int) -> Key:
-        return self._table_of(chunk).key_at(self._id(chunk), slot)
+        known, name = self._table_of(chunk), self._id(chunk)
+        for number, free in reversed(self._removed.get(name, ())):
+            if number < known:
+                slot = int(moved_up(slot, free))
+        return self.tables[known].key_at(name, slot)
 
     def keys_of(self, chunk: int) -> list[Key]:
-        return self._table_of(chunk).keys_of(self._id(chunk))
+        known, name = self._table_of(chunk), self._id(chunk)
+        keys = self.tables[known].keys_of(name)
+        for number, free in self._removed.get(name, ()):
+            if number < known:
+                gone = set(free.tolist())
+                keys = [key for slot, key in enumerate(keys) if slot not in gone]
+        return keys
 
     def _id(self, chunk: int) -> str:
         record = self._snapshot.index.chunks[chunk]
         return record.id or record.filename
 
-    def _table_of(self, chunk: int) -> KeyTable:
+    def _table_of(self, chunk: int) -> int:
         name = self._id(chunk)
-        for table in self.tables:
+        for number, table in enumerate(self.tables):
             if table.has_chunk(name):
-                return table
+                return number
         raise Corrupt(f"no key table of version {self._snapshot.version} knows the chunk {name!r}.", file=name)
 
     def _number(self, table: KeyTable, chunk: int) -> int:

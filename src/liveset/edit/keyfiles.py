@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from liveset.errors import Conflict, KeyConflict, NotFound, SessionExpired, name_some
 from liveset.format.index import Index
-from liveset.format.keytable import DELETED, KeyColumn, KeyTable, Rows, pack_table
+from liveset.format.keytable import DELETED, KeyColumn, KeyTable, Rows, join_tables, pack_table
 from liveset.format.stamp import KeyFiles
 from liveset.keystore import KeyStore, TableKeys, open_keys
 from liveset.snapshot import Snapshot
 from liveset.storage import PRIVATE, Store
 
-__all__ = ["KEYS", "KeyWriter"]
+__all__ = ["KEYS", "KeyWriter", "ids_of"]
 
 KEYS = PRIVATE + "keys/"
 """Where the key tables lie."""
@@ -54,9 +54,7 @@ class KeyWriter:
         rows = Rows.of_chunks(chunks)
         if have is None:
             raise Conflict(f"{self._store.url} has no keys: build them with build_keys_index before samples with keys are appended.")
-        if len(rows.keys) and len(have) and rows.keys.kind is not have.kind:
-            words = f"the keys of {self._store.url} are {_word(have.kind)}, the new ones are {_word(rows.keys.kind)}"
-            raise TypeError(f"Unsupported key type: {words}.")
+        self.check_kind(have, rows.keys)
         if self._delta is None:
             self._delta = self._write("delta", rows)  # before the search: it finds duplicates among the new keys themselves
         files = self.adopted(have, snapshot)
@@ -65,8 +63,50 @@ class KeyWriter:
             found = tuple(taken)
             text = f"Duplicate keys are not allowed in the keys sidecar: {name_some(found)} in the dataset already. Nothing was changed."
             raise KeyConflict(text, keys=found)
-        deltas = self._tiered(files.deltas, self._delta)
-        return KeyFiles(files.kind if files.count else _kind(rows.keys), files.count + len(rows.keys), files.base, deltas)
+        listed = {*ids_of(head), *(chunk for chunk, _ in chunks)}
+        return self._with_delta(files, self._delta, listed, files.count + len(rows.keys), rows.keys)
+
+    def edited(
+        self,
+        files: KeyFiles,
+        listed: Collection[str],
+        count: int,
+        *,
+        deleted: KeyColumn,
+        removed: Mapping[str, Sequence[int]],
+        added: Sequence[tuple[str, KeyColumn]],
+    ) -> KeyFiles:
+        """Write what an edit changes of the keys beside the tables of a version.
+
+        Args:
+            files: the tables of the version that is edited.
+            listed: ids of the chunks of the new version.
+            count: samples of the new version.
+            deleted: the keys of samples that go.
+            removed: the slots of these samples in the chunks that stay, ascending.
+            added: keys of chunks that are new, slot by slot; keys that were in other chunks have moved.
+        """
+        rows = Rows.of_chunks(added)
+        gone = np.full(len(deleted), DELETED, np.uint32)
+        delta = Rows(
+            KeyColumn.join([rows.keys, deleted]),
+            np.concatenate([rows.chunks, gone]),
+            np.concatenate([rows.slots, np.zeros(len(deleted), np.uint32)]),
+            rows.directory,
+            {chunk: np.asarray(slots, np.uint32) for chunk, slots in removed.items()},
+        )
+        return self._with_delta(files, self._write("delta", delta), listed, count, rows.keys)
+
+    def merged(self, files: KeyFiles, listed: Collection[str], count: int) -> KeyFiles:
+        """Write the tables of a version as one base."""
+        rows = join_tables([self._open(name) for name in files.tables], listed, whole=True)
+        return KeyFiles(files.kind, count, (self._write("base", rows),))
+
+    def check_kind(self, have: KeyStore, keys: KeyColumn) -> None:
+        """Raise ``TypeError`` when keys are of another type than those of a dataset."""
+        if len(keys) and len(have) and keys.kind is not have.kind:
+            words = f"the keys of {self._store.url} are {_word(have.kind)}, the new ones are {_word(keys.kind)}"
+            raise TypeError(f"Unsupported key type: {words}.")
 
     def adopted(self, have: KeyStore, snapshot: Snapshot) -> KeyFiles:
         """Return the tables of a version; a published store of another program becomes a table first."""
@@ -75,11 +115,15 @@ class KeyWriter:
         listed = snapshot.index.chunks
         return self.fresh([(record.id or record.filename, KeyColumn.of(have.keys_of(number))) for number, record in enumerate(listed)])
 
-    def _tiered(self, older: Sequence[str], newest: str) -> tuple[str, ...]:
+    def _with_delta(self, files: KeyFiles, delta: str, listed: Collection[str], count: int, added: KeyColumn) -> KeyFiles:
+        kind = files.kind if files.count or not len(added) else _kind(added)
+        return KeyFiles(kind, count, files.base, self._tiered(files.deltas, delta, listed))
+
+    def _tiered(self, older: Sequence[str], newest: str, listed: Collection[str]) -> tuple[str, ...]:
         """Return the deltas of a version, those at the end joined as long as the next older one is not larger.
 
-        So each is larger than all after it together, there are few however many appends there were, and a key is written again only when
-        its table at least doubles: a small append never pays for the large ones before it.
+        So each is larger than all after it together, there are few however many commits there were, and a key is written again only when
+        its table at least doubles: a small commit never pays for the large ones before it.
         """
         try:
             tables = [self._open(newest)]
@@ -87,10 +131,10 @@ class KeyWriter:
             text = "a vacuum ran over this session and deleted the keys that it had written. Nothing was committed; start again."
             raise SessionExpired(text, file=newest) from error
         rest = list(older)
-        while rest and (table := self._open(rest[-1])).rows <= sum(part.rows for part in tables):
+        while rest and _weight(table := self._open(rest[-1])) <= sum(map(_weight, tables)):
             tables.insert(0, table)
             rest.pop()
-        return (*rest, self._write("delta", join_tables(tables)) if len(tables) > 1 else newest)
+        return (*rest, self._write("delta", join_tables(tables, listed)) if len(tables) > 1 else newest)
 
     def _open(self, name: str) -> KeyTable:
         return KeyTable(self._store.map(name, 0), name)
@@ -103,17 +147,13 @@ class KeyWriter:
         return name
 
 
-def join_tables(tables: Sequence[KeyTable]) -> Rows:
-    """Return the rows of tables in which no key and no chunk occurs twice."""
-    directory: list[tuple[str, int]] = []
-    columns, chunks, slots = [], [], []
-    for table in tables:
-        rows = table.to_rows()
-        columns.append(rows.keys)
-        chunks.append(np.where(rows.chunks == DELETED, DELETED, rows.chunks + len(directory)).astype(np.uint32))
-        slots.append(rows.slots)
-        directory += rows.directory
-    return Rows(KeyColumn.join(columns), np.concatenate(chunks), np.concatenate(slots), directory)
+def ids_of(index: Index) -> list[str]:
+    """Return the ids of the chunks of a version."""
+    return [record.id or record.filename for record in index.chunks]
+
+
+def _weight(table: KeyTable) -> int:
+    return int(table.rows) + sum(map(len, table.removed.values()))
 
 
 def _kind(keys: KeyColumn) -> str:

@@ -4,6 +4,10 @@ A table is one immutable file: hashes of the keys in ascending order, and beside
 binary search in the mapped file and one comparison with the stored key, so it reads a few pages whatever the number of keys, needs no
 decoding, and works in forked processes. A table names chunks by their ids, which outlive the files that hold the chunks.
 
+Samples that leave a chunk make those behind them move down. A delta says so by the slots that became free, not by new rows for all that
+moved: the place of a key is the one in its row, less the free slots before it that later tables name. So a delete writes as many rows as it
+removes samples, whatever the size of the chunks.
+
 Layout, little-endian, each section padded to a multiple of 8 bytes::
 
     header      "LSKEYS02", u8 kind (0 text, 1 int), 7 bytes 0, u64 rows, u64 live rows, u64 bytes of the directory, u64 bytes of the heap,
@@ -13,16 +17,17 @@ Layout, little-endian, each section padded to a multiple of 8 bytes::
     chunks      u32[rows]       number in the directory; 0xffffffff: the key was deleted
     slots       u32[rows]
     order       u32[live rows]  rows by chunk and slot
-    directory   JSON [[chunk id, samples], ...]
+    directory   JSON [[chunk id, samples], ...]; with a third number, how many slots became free, where some chunk has such slots
     heap        UTF-8 of the text keys
+    removed     u32[...]        the slots that became free, ascending, chunk by chunk of the directory
 """
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
@@ -155,12 +160,16 @@ def _padded(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Keys and their places as columns, in any order; ``chunks`` counts into ``directory``, ``DELETED`` marks a key that is gone."""
+    """Keys and their places as columns, in any order; ``chunks`` counts into ``directory``, ``DELETED`` marks a key that is gone.
+
+    ``removed`` holds the slots, ascending, that became free in chunks whose rows are in older tables.
+    """
 
     keys: KeyColumn
     chunks: _Array
     slots: _Array
     directory: Sequence[tuple[str, int]]
+    removed: Mapping[str, _Array] = field(default_factory=dict)
 
     @classmethod
     def of_chunks(cls, chunks: Iterable[tuple[str, KeyColumn]]) -> Rows:
@@ -192,9 +201,13 @@ def pack_table(rows: Rows) -> list[bytes]:
     chunks, slots = rows.chunks[by_hash].astype("<u4"), rows.slots[by_hash].astype("<u4")
     live = np.flatnonzero(chunks != DELETED)
     order = live[np.lexsort((slots[live], chunks[live]))].astype("<u4")
-    directory = msgspec.json.encode([list(entry) for entry in rows.directory])
+    listed: list[tuple[str | int, ...]] = [*rows.directory]
+    if rows.removed:
+        listed = [(*entry, 0) for entry in listed] + [(chunk, 0, len(free)) for chunk, free in rows.removed.items()]
+    directory = msgspec.json.encode(listed)
     header = _HEADER.pack(MAGIC, int(keys.kind is int), len(keys), len(order), len(directory), len(heap))
-    sections = [keys.hashes.tobytes(), column, chunks.tobytes(), slots.tobytes(), order.tobytes(), directory, heap]
+    free = b"".join(slots.astype("<u4").tobytes() for slots in rows.removed.values())
+    sections = [keys.hashes.tobytes(), column, chunks.tobytes(), slots.tobytes(), order.tobytes(), directory, heap, free]
     body = [header, *map(_padded, sections)]
     body.insert(1, _CHECK.pack(_checksum(body)))
     return body
@@ -248,20 +261,27 @@ class KeyTable:
         self.kind = _KINDS[kind]
         sizes = [8 * self.rows, 8 * (self.rows + (kind == 0)), 4 * self.rows, 4 * self.rows, 4 * self.live, directory, heap]
         starts = list(accumulate((size + -size % 8 for size in sizes), initial=_BODY))
-        if starts[-1] != len(view):
-            raise Corrupt(f"{file}: the key table has {len(view)} bytes instead of {starts[-1]}.", file=file)
         parts = [view[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+        if starts[-1] > len(view):
+            raise Corrupt(f"{file}: the key table has {len(view)} bytes and should have {starts[-1]}.", file=file)
         self._hashes = parts[0].cast("Q")
         self._keys = parts[1].cast("q" if kind else "Q")
         self._chunks, self._slots, self._order = (part.cast("I") for part in parts[2:5])
         self._heap = parts[6]
         self._columns = parts
-        try:
-            self.directory: list[tuple[str, int]] = msgspec.json.decode(parts[5], type=list[tuple[str, int]])
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Corrupt(f"{file}: the directory of the key table is damaged.", file=file) from error
+        listed = _directory(parts[5], file)
+        counts = [entry[2] for entry in listed if len(entry) > 2]
+        end = starts[-1] + 4 * sum(counts)
+        if end + -end % 8 != len(view) or min(counts, default=0) < 0:
+            raise Corrupt(f"{file}: the key table has {len(view)} bytes instead of {end + -end % 8}.", file=file)
+        free = np.frombuffer(view[starts[-1] : end], np.uint32)
+        self.directory: list[tuple[str, int]] = [entry[:2] for entry in listed if entry[1] or len(entry) < 3 or not entry[2]]
+        self.removed: dict[str, _Array] = {}
+        for (chunk, *_), start, count in zip(listed, accumulate(counts, initial=0), counts, strict=False):
+            if count:
+                self.removed[chunk] = free[start : start + count]
         self._starts = list(accumulate((samples for _, samples in self.directory), initial=0))
-        if self._starts[-1] != self.live:
+        if self._starts[-1] != self.live or any((slots[1:] <= slots[:-1]).any() for slots in self.removed.values()):
             raise Corrupt(f"{file}: the directory of the key table does not fit its rows.", file=file)
         self._number = {chunk: number for number, (chunk, _) in enumerate(self.directory)}
 
@@ -355,7 +375,7 @@ class KeyTable:
         else:
             bounds, heap = np.frombuffer(self._columns[1], np.uint64).copy(), bytes(self._heap)
         chunks, slots = (np.frombuffer(self._columns[i], np.uint32).copy() for i in (2, 3))
-        return Rows(KeyColumn(self.kind, hashes, bounds, heap), chunks, slots, self.directory)
+        return Rows(KeyColumn(self.kind, hashes, bounds, heap), chunks, slots, self.directory, self.removed)
 
     def __iter__(self) -> Iterator[tuple[Key, Place | None]]:
         """Yield every key with its place (None when deleted), by hash."""
@@ -366,3 +386,82 @@ class KeyTable:
         if self.kind is int:
             return _INT.pack(self._keys[row])
         return bytes(self._heap[self._keys[row] : self._keys[row + 1]])
+
+
+def _directory(part: memoryview, file: str) -> list[Any]:
+    for kind in (list[tuple[str, int]], list[tuple[str, int, int]]):
+        try:
+            return list(msgspec.json.decode(part, type=kind))
+        except msgspec.ValidationError:
+            continue
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            break
+    raise Corrupt(f"{file}: the directory of the key table is damaged.", file=file)
+
+
+def moved_down(slots: Any, free: _Array) -> Any:
+    """Return where samples stand once the slots in ``free`` (ascending) have gone; for those in ``free`` it means nothing."""
+    return slots - np.searchsorted(free, slots)
+
+
+def moved_up(slots: Any, free: _Array) -> Any:
+    """Return where samples stood before the slots in ``free`` (ascending) went: the reverse of ``moved_down``."""
+    return slots + np.searchsorted(free.astype(np.int64) - np.arange(len(free)), slots, side="right")
+
+
+def join_tables(tables: Sequence[KeyTable], listed: Collection[str], *, whole: bool = False) -> Rows:
+    """Return the rows of one table that says what several do.
+
+    Args:
+        tables: oldest first; a later one is right where two know the same key or chunk.
+        listed: ids of the chunks of the version; what is said of others is left out.
+        whole: no table is older than these, so nothing needs to be said of what is gone.
+    """
+    numbers: dict[str, int] = {}
+    columns: list[KeyColumn] = []
+    chunks, slots = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    removed: dict[str, _Array] = {}
+    for table in tables:
+        rows = table.to_rows()
+        for chunk, free in rows.removed.items():
+            if (number := numbers.get(chunk)) is not None:
+                at = np.flatnonzero(chunks == number)
+                slots[at] = moved_down(slots[at], free)  # the rows of what stood in free slots are superseded
+            elif (before := removed.get(chunk)) is not None:
+                removed[chunk] = np.union1d(before, moved_up(free.astype(np.int64), before))
+            else:
+                removed[chunk] = free
+        owned = np.array([numbers.setdefault(chunk, len(numbers)) for chunk, _ in rows.directory], np.int64)
+        live = rows.chunks != DELETED
+        here = np.full(len(rows.chunks), -1, np.int64)
+        here[live] = owned[rows.chunks[live]]
+        columns.append(rows.keys)
+        chunks, slots = np.concatenate([chunks, here]), np.concatenate([slots, rows.slots.astype(np.int64)])
+    keys = KeyColumn.join(columns)
+    gone = _superseded(keys)
+    if whole:
+        gone |= chunks < 0
+    keep = np.flatnonzero(~gone)
+    chunks, slots = chunks[keep], slots[keep]
+    names = list(numbers)
+    counts = np.bincount(chunks[chunks >= 0], minlength=len(names))
+    filled = [number for number in range(len(names)) if counts[number]]
+    renumbered = np.full(len(names) + 1, DELETED, np.int64)  # the last one is for -1
+    renumbered[filled] = np.arange(len(filled))
+    directory = [(names[number], int(counts[number])) for number in filled]
+    free_slots = {chunk: free for chunk, free in removed.items() if chunk in listed and not whole}
+    return Rows(keys.take(keep), renumbered[chunks].astype(np.uint32), slots.astype(np.uint32), directory, free_slots)
+
+
+def _superseded(keys: KeyColumn) -> _Array:
+    """Return which keys of a column stand in a later row again."""
+    found = np.zeros(len(keys), bool)
+    by_hash = np.argsort(keys.hashes, kind="stable")
+    hashes = keys.hashes[by_hash]
+    same = np.flatnonzero(hashes[1:] == hashes[:-1])
+    last: dict[Key, int] = {}
+    for row in by_hash[np.union1d(same, same + 1)].tolist():
+        if (before := last.get(key := keys[row])) is not None:
+            found[min(before, row)] = True
+        last[key] = max(row, before) if before is not None else row
+    return found
