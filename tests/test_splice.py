@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,10 +19,11 @@ from liveset.errors import Corrupt, SampleError, UnsupportedFormat
 from liveset.format import codec
 from liveset.format.arrow import ArrowChunk
 from liveset.format.arrowsplice import check_rows, is_row, same_row
-from liveset.format.chunk import pack_classic
+from liveset.format.chunk import open_chunk, pack_classic
 from liveset.format.codec import Compression
 from liveset.format.framed import FramedItems, pack_framed, pack_sample_compressed
 from liveset.format.index import ChunkRecord
+from liveset.format.schema import Decoder, Encoder, Schema
 
 SAMPLE, BATCH, CHUNK = (Compression("zstd", level, 3) for level in ("sample", "batch", "chunk"))
 
@@ -61,7 +63,23 @@ def slots_of(data: bytes, count: int) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(bounds)]
 
 
-items_strategy = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=12)
+# No item starts like a zstd frame: its first leaf would be 4 GB.
+item_strategy = st.binary(min_size=1, max_size=40).filter(lambda item: not codec.is_frame(item))
+items_strategy = st.lists(item_strategy, min_size=1, max_size=12)
+
+
+@st.composite
+def edits(draw: st.DrawFn, count: int, contents: st.SearchStrategy[Any]) -> tuple[dict[int, Any], frozenset[int], frozenset[int]]:
+    """New contents, removed and erased slots: at least one slot is left."""
+    fates = draw(st.lists(st.sampled_from(["kept", "kept", "replaced", "removed", "erased"]), min_size=count, max_size=count))
+    if set(fates) == {"removed"}:
+        fates[draw(st.integers(0, count - 1))] = "kept"
+    at = {fate: [slot for slot in range(count) if fates[slot] == fate] for fate in ("replaced", "removed", "erased")}
+    return {slot: draw(contents) for slot in at["replaced"]}, frozenset(at["removed"]), frozenset(at["erased"])
+
+
+def model(old: Sequence[Any], changes: dict[int, Any], removed: frozenset[int], erased: frozenset[int], gone: Any) -> list[Any]:
+    return [gone if slot in erased else changes.get(slot, content) for slot, content in enumerate(old) if slot not in removed]
 
 
 @pytest.mark.parametrize("layout", PACKERS)
@@ -95,18 +113,161 @@ def test_untouched_slots_are_bit_identical(layout: str, data: st.DataObject) -> 
         assert slot in changes or before == after
 
 
+def frames(data: bytes, count: int) -> list[bytes]:
+    chunk = FramedItems(data, count)
+    return [data[start : start + size] for start, size in zip(chunk._offsets.tolist(), chunk._packed.tolist(), strict=True)]
+
+
 def test_untouched_frames_are_bit_identical() -> None:
     items = [bytes([i]) * 50 for i in range(20)]
     old = b"".join(pack_framed(items, BATCH))
     new = b"".join(splice(old, record(old, 20), BATCH, {4: b"longer than before" * 9, 19: b"x"}).buffers)
-    before, after = (FramedItems(data, 20) for data in (old, new))
+    before, after = frames(old, 20), frames(new, 20)
+    assert [number for number in range(7) if before[number] == after[number]] == [0, 2, 3, 4, 5]
 
-    def frame(chunk: FramedItems, data: bytes, number: int) -> bytes:
-        start = int(chunk._offsets[number])
-        return data[start : start + int(chunk._packed[number])]
 
-    same = [number for number in range(7) if frame(before, old, number) == frame(after, new, number)]
-    assert same == [0, 2, 3, 4, 5]
+@given(st.data())
+def test_frames_that_keep_their_items_are_copied(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 20))
+    items = [bytes([i]) * 50 for i in range(count)]
+    changes, removed, erased = data.draw(edits(count, st.binary(min_size=1, max_size=9)))
+    old = b"".join(pack_framed(items, BATCH))
+    marked = bytearray(old)
+    for start in FramedItems(old, count)._offsets.tolist():
+        marked[start + 4] |= 0x10  # a bit of the frame header that readers ignore, and that no new frame has
+    spliced = splice(bytes(marked), record(old, count), BATCH, changes, removed, erased)
+    new = b"".join(spliced.buffers)
+    kept = [slot for slot in range(count) if slot not in removed]
+    for number, frame in enumerate(frames(new, spliced.samples)):
+        slots = kept[3 * number : 3 * number + 3]
+        whole = slots[0] % 3 == 0 and slots == list(range(slots[0], min(slots[0] + 3, count)))
+        untouched = not (set(slots) & (changes.keys() | erased))
+        assert bool(frame[4] & 0x10) == (whole and untouched)
+
+
+@pytest.mark.parametrize("layout", PACKERS)
+@given(st.data())
+def test_any_slots_are_replaced_removed_and_erased(layout: str, data: st.DataObject) -> None:
+    compression, pack = PACKERS[layout]
+    items = data.draw(items_strategy)
+    changes, removed, erased = data.draw(edits(len(items), st.binary(min_size=1, max_size=60)))
+    old = pack(items)
+    spliced = splice(old, record(old, len(items), compression), compression, changes, removed, erased)
+    new = b"".join(spliced.buffers)
+    expected = model(items, changes, removed, erased, b"")
+    assert plain_size(compression, new) == spliced.size
+    assert spliced.samples == len(expected)
+    if spliced.head_check is not None:
+        assert spliced.head_check == codec.checksum(new[: 4 + 4 * (len(expected) + 1)])
+    after = ChunkRecord("chunk-0-0-new.bin", spliced.samples, spliced.size, head_check=spliced.head_check)
+    stored = open_stored(new, after, compression)
+    assert [stored.content(slot) for slot in range(len(expected))] == expected
+    # And again: what is erased already stays so.
+    second = data.draw(edits(len(expected), st.binary(min_size=1, max_size=60)))
+    spliced = stored.splice(*second)
+    newer = b"".join(spliced.buffers)
+    stored = open_stored(newer, ChunkRecord("f", spliced.samples, spliced.size, head_check=spliced.head_check), compression)
+    assert [stored.content(slot) for slot in range(spliced.samples)] == model(expected, *second, b"")
+
+
+@pytest.mark.parametrize("layout", ["classic", "foreign", "sample"])
+@given(st.data())
+def test_kept_items_are_bit_identical(layout: str, data: st.DataObject) -> None:
+    compression, pack = PACKERS[layout]
+    items = data.draw(items_strategy)
+    changes, removed, erased = data.draw(edits(len(items), st.binary(max_size=60)))
+    old = pack(items)
+    spliced = splice(old, record(old, len(items)), compression, changes, removed, erased)
+    after = iter(slots_of(b"".join(spliced.buffers), spliced.samples))
+    for slot, before in enumerate(slots_of(old, len(items))):
+        if slot not in removed:
+            now = next(after)
+            assert slot in changes or now == (b"" if slot in erased else before)
+
+
+@pytest.mark.parametrize("layout", PACKERS)
+@pytest.mark.parametrize(
+    ("changes", "removed", "erased", "match"),
+    [
+        ({0: b"x"}, {0}, set(), "twice"),
+        ({0: b"x"}, set(), {0}, "twice"),
+        ({}, {1}, {1}, "twice"),
+        ({3: b"x"}, set(), set(), "chunk of 3"),
+        ({}, {-1}, set(), "chunk of 3"),
+        ({}, set(), {7}, "chunk of 3"),
+        ({}, {0, 1, 2}, set(), "drop the chunk"),
+    ],
+)
+def test_slots_that_make_no_sense(layout: str, changes: dict[int, bytes], removed: set[int], erased: set[int], match: str) -> None:
+    compression, pack = PACKERS[layout]
+    old = pack([b"a", b"b", b"c"])
+    with pytest.raises(ValueError, match=match):
+        splice(old, record(old, 3, compression), compression, changes, removed, erased)
+
+
+@pytest.mark.parametrize("layout", PACKERS)
+@given(st.data(), st.booleans(), st.sampled_from([None, ["n"], []]))
+def test_erased_samples_are_never_read(layout: str, data: st.DataObject, strict: bool, fields: list[str] | None) -> None:
+    """One by one, as a run and from the middle of a run: the others are right, and the error names the erased one."""
+    compression, pack = PACKERS[layout]
+    samples = [{"n": i, "t": "x" * (i % 4)} for i in range(data.draw(st.integers(1, 10)))]
+    schema = Schema.of(samples[0])
+    encoder = Encoder(schema)
+    old = pack([encoder.encode(sample) for sample in samples])
+    erased = data.draw(st.frozensets(st.integers(0, len(samples) - 1)))
+    spliced = splice(old, record(old, len(samples), compression), compression, {}, erased=erased)
+    after = ChunkRecord("f", len(samples), spliced.size, head_check=spliced.head_check)
+    chunk = open_chunk(b"".join(spliced.buffers), after, Decoder(schema, fields=fields, strict=strict), compression)
+    wanted = [sample if fields is None else {name: sample[name] for name in fields} for sample in samples]
+    for slot, sample in enumerate(wanted):
+        run = chunk.iterate(slot, len(samples))
+        for later in range(slot, len(samples)):
+            if later in erased:
+                with pytest.raises(Corrupt, match=f"sample {later} of f has no bytes"):
+                    next(run)
+                break
+            assert next(run) == wanted[later]
+        if slot not in erased:
+            assert chunk.read(slot) == sample
+            continue
+        with pytest.raises(Corrupt, match=f"sample {slot} of f has no bytes") as caught:
+            chunk.read(slot)
+        assert caught.value.file == "f"
+
+
+@pytest.mark.parametrize("layout", ["classic", "batch"])
+def test_a_damaged_sample_behind_an_erased_one_is_named(layout: str) -> None:
+    compression, pack = PACKERS[layout]
+    schema = Schema.of({"n": 1})
+    encoder = Encoder(schema)
+    old = pack([encoder.encode({"n": 1}), encoder.encode({"n": 2}), b"bad", encoder.encode({"n": 3})])
+    spliced = splice(old, record(old, 4, compression), compression, {}, erased={1})
+    chunk = open_chunk(b"".join(spliced.buffers), ChunkRecord("f", 4, spliced.size), Decoder(schema), compression)
+    with pytest.raises(Corrupt, match="sample 2 of f, field 'n' is damaged"):
+        list(chunk.iterate(2, 4))
+    with pytest.raises(Corrupt, match="sample 1 of f has no bytes"):
+        list(chunk.iterate(0, 4))
+
+
+@pytest.mark.parametrize("sample", ["", b"", [], None, {"a": ""}, np.empty(0, "u1"), (b"", ""), 0, True], ids=repr)
+def test_no_sample_with_a_leaf_is_stored_without_bytes(sample: Any) -> None:
+    schema = Schema.of(sample)
+    assert len(Encoder(schema).encode(sample)) >= 4 * len(schema.formats) or not schema.formats
+
+
+def test_a_frame_of_erased_items_is_kept() -> None:
+    old = b"".join(pack_framed([bytes([i]) for i in range(9)], BATCH))
+    new = b"".join(splice(old, record(old, 9), BATCH, {}, erased={3, 4, 5}).buffers)
+    assert [FramedItems(new, 9).item(slot) for slot in range(9)] == [b"" if 3 <= i < 6 else bytes([i]) for i in range(9)]
+    with pytest.raises(SampleError, match="without any content"):
+        splice(old, record(old, 9), BATCH, {3: b"", 4: b"", 5: b""})
+
+
+def test_whole_frames_are_removed_without_inflating(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = b"".join(pack_framed([bytes([i]) * 50 for i in range(10)], BATCH))
+    monkeypatch.setattr(codec, "decompress", None)
+    new = b"".join(splice(old, record(old, 10), BATCH, {}, removed={3, 4, 5}).buffers)
+    assert frames(new, 7) == [frame for number, frame in enumerate(frames(old, 10)) if number != 1]
 
 
 def test_items_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +312,16 @@ def test_a_large_chunk_is_not_copied_in_memory() -> None:
     buffers = splice(old, record(old, 50), None, {20: b"x"}).buffers
     assert len(buffers) == 4
     assert all(isinstance(part, memoryview) for part in (buffers[1], buffers[3]))
+
+
+def test_runs_of_kept_items_are_not_copied() -> None:
+    items = [bytes([i % 256]) * 1000 for i in range(1000)]
+    old = b"".join(pack_classic(items))
+    removed = {*range(100, 200), 500, *range(990, 1000)}
+    spliced = splice(old, record(old, 1000), None, {}, removed)
+    _, *runs = (memoryview(part) for part in spliced.buffers)
+    assert [len(run) for run in runs] == [100_000, 300_000, 489_000, 0]
+    assert all(run.obj is old for run in runs)
 
 
 def test_four_gigabytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,10 +387,13 @@ def pack_rows(rows: list[dict[str, Any]], *, stream: bool = False, packed: str |
     return struct.pack(f"<{len(rows) + 2}I", len(rows), *[start] * (len(rows) + 1)) + blob + struct.pack("<I", len(blob)) + b"LDARW01\0"
 
 
-def spliced_rows(old: bytes, count: int, changes: dict[int, Any]) -> bytes:
-    spliced = splice(old, record(old, count), None, changes)
+def spliced_rows(
+    old: bytes, count: int, changes: dict[int, Any], removed: frozenset[int] = frozenset(), erased: frozenset[int] = frozenset()
+) -> bytes:
+    spliced = splice(old, record(old, count), None, changes, removed, erased)
     new = b"".join(spliced.buffers)
-    assert len(new) == spliced.size
+    count -= len(removed)
+    assert (len(new), count) == (spliced.size, spliced.samples)
     assert spliced.head_check == codec.checksum(new[: 4 + 4 * (count + 1)])
     return new
 
@@ -238,20 +412,99 @@ def test_arrow_rows_are_replaced(stream: bool, packed: str | None, size: int) ->
     assert changed_slots(*stored, range(600)) == sorted(changes)
 
 
+def messages(data: bytes, count: int) -> list[bytes]:
+    """The record batches of an Arrow file."""
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    reader = pa.ipc.MessageReader.open_stream(pa.py_buffer(bytes(ArrowChunk(data, count)._blob)[8:]))
+    return [message.serialize().to_pybytes() for message in reader if message.type == "record batch"]
+
+
 @pytest.mark.parametrize("packed", [None, "zstd"])
 def test_untouched_arrow_batches_are_bit_identical(packed: str | None) -> None:
-    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
     old = pack_rows(ROWS, packed=packed)
     new = spliced_rows(old, 600, {300: {**NEW, "id": "a much longer id " * 99}})
-
-    def messages(data: bytes) -> list[bytes]:
-        chunk = ArrowChunk(data, 600)
-        blob = bytes(chunk._blob)
-        reader = pa.ipc.MessageReader.open_stream(pa.py_buffer(blob[8:]))
-        return [message.serialize().to_pybytes() for message in reader if message.type == "record batch"]
-
-    before, after = messages(old), messages(new)
+    before, after = messages(old, 600), messages(new, 600)
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, True]
+
+
+NULLS = dict.fromkeys(NEW)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("packed", [None, "zstd", "lz4"])
+@given(st.data())
+def test_any_arrow_rows_are_replaced_removed_and_erased(stream: bool, packed: str | None, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 25))
+    rows = ROWS[:count]
+    old = pack_rows(rows, stream=stream, packed=packed, size=data.draw(st.integers(3, 10)))
+    edit = data.draw(edits(count, st.sampled_from([NEW, {**NEW, "id": "other", "n": 5}, {**NEW, "none": 1}])))
+    new = spliced_rows(old, count, *edit)
+    expected = model(rows, *edit, NULLS)
+    chunk = ArrowChunk(new, len(expected))
+    assert list(chunk.iterate(0, len(expected))) == expected
+    assert [chunk.read(slot) for slot in range(len(expected))] == expected
+    assert len({b - a for a, b in pairwise(chunk._starts[:-1])}) <= 1, "the old tool needs batches of one size"
+    second = data.draw(edits(len(expected), st.just({**NEW, "none": None})))
+    newest = spliced_rows(new, len(expected), *second)
+    expected = model(expected, *second, NULLS)
+    assert list(ArrowChunk(newest, len(expected)).iterate(0, len(expected))) == expected
+
+
+@given(st.data())
+def test_arrow_batches_that_keep_their_rows_are_copied(data: st.DataObject) -> None:
+    """Written batch by batch, so that none holds bytes of the next; the marks are flags that a new batch does not get."""
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    count = data.draw(st.integers(1, 20))
+    batches = [pa.RecordBatch.from_pylist([{"t": str(i)} for i in range(first, min(first + 4, count))]) for first in range(0, count, 4)]
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, batches[0].schema) as writer:
+        for number, batch in enumerate(batches):
+            writer.write_batch(batch, custom_metadata={"mark": str(number)})
+    blob, head = sink.getvalue(), 4 + 4 * (count + 1)
+    old = struct.pack(f"<{count + 2}I", count, *[head] * (count + 1)) + blob + struct.pack("<I", len(blob)) + b"LDARW01\0"
+    changes, removed, erased = data.draw(edits(count, st.just({"t": "new"})))
+    new = spliced_rows(old, count, changes, removed, erased)
+    kept = [slot for slot in range(count) if slot not in removed]
+    reader = pa.ipc.open_file(pa.py_buffer(ArrowChunk(new, len(kept))._blob))
+    for number in range(reader.num_record_batches):
+        _, metadata = reader.get_batch_with_custom_metadata(number)
+        slots = kept[4 * number : 4 * number + 4]
+        whole = slots == list(range(slots[0] // 4 * 4, min(slots[0] // 4 * 4 + 4, count)))
+        copied = whole and not (set(slots) & (changes.keys() | erased))
+        assert (metadata is not None and metadata[b"mark"] == str(slots[0] // 4).encode()) == copied
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["removed", "erased"])
+@pytest.mark.parametrize("slot", [0, 4, 5, 14, 15, 18, 19])
+def test_lost_arrow_rows_leave_no_bytes(slot: int, how: str, stream: bool) -> None:
+    """Arrow pads a batch that is a slice of a table with what follows in memory: here the next text, be it some batches away."""
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    schema = pa.schema([("t", pa.string()), ("i", pa.int32()), ("l", pa.list_(pa.string())), ("s", pa.struct([("b", pa.binary())]))])
+    secret, number = "geheim", 0x5EC2E75E
+    rows: list[dict[str, Any]] = [{"t": "", "i": 1, "l": [], "s": {"b": b""}} for _ in range(20)]
+    rows[0] = {"t": "a", "i": 1, "l": ["a"], "s": {"b": b"a"}}
+    rows[slot] = {"t": secret, "i": number, "l": [secret], "s": {"b": secret.encode()}}
+    old = pack_rows(rows, stream=stream, size=5, schema=schema)
+    new = spliced_rows(old, 20, {}, **{how: frozenset([slot])})
+    for trace in (secret.encode(), secret.encode()[:2], struct.pack("<I", number)):
+        assert trace in old
+        assert trace not in new
+    others = [row for at, row in enumerate(rows) if at != slot]
+    read = list(ArrowChunk(new, 20 - (how == "removed")).iterate(0, 20))
+    assert read == (others if how == "removed" else [*rows[:slot], dict.fromkeys(rows[0]), *rows[slot + 1 :]])
+    if not stream:
+        again = spliced_rows(new, len(read), {len(read) - 1: rows[0]})
+        assert messages(again, len(read))[:3] == messages(new, len(read))[:3]
+
+
+def test_rows_with_views_are_refused() -> None:
+    """Their texts lie in buffers that all rows share."""
+    pa = pytest.importorskip("pyarrow", exc_type=ImportError)
+    schema = pa.schema([("l", pa.list_(pa.struct([("v", pa.string_view())])))])
+    old = pack_rows([{"l": [{"v": "a"}]}, {"l": []}], schema=schema)
+    with pytest.raises(UnsupportedFormat, match="view"):
+        splice(old, record(old, 2), None, {}, removed={0})
 
 
 @given(st.dictionaries(st.integers(0, 599), st.tuples(st.text(max_size=5), st.none() | st.integers(-9, 9), st.floats())))

@@ -1,8 +1,8 @@
-"""Splicing: a chunk file in which some slots hold other samples and all others keep their stored bytes.
+"""Splicing: a chunk file in which some slots hold other samples, are gone or lose their bytes; all others keep what is stored.
 
-What is not replaced is neither decoded nor encoded again. In classic chunks and those compressed by sample each stored item stays as it is;
-where many samples share a frame (framed chunks, Arrow batches) the frames without a replaced sample do; a file that is compressed as a
-whole is inflated and compressed again, but its items stay.
+What is kept is neither decoded nor encoded again. In classic chunks and those compressed by sample each stored item stays as it is; where
+many samples share a frame (framed chunks, Arrow batches) the frames that keep all their samples do, but those behind a removed sample are
+cut anew, since the old tool finds a sample by dividing its slot; a file that is compressed as a whole is inflated and compressed again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,11 +37,13 @@ class Spliced:
     Attributes:
         buffers: its bytes, as they are to be written.
         size: how long it is before compression of the whole file.
+        samples: how many it holds.
         head_check: checksum of header and offsets, for layouts that have these in the clear.
     """
 
     buffers: Sequence[Bytes]
     size: int
+    samples: int
     head_check: str | None
 
 
@@ -54,8 +57,10 @@ class StoredChunk(Protocol):
     def content(self, slot: int) -> Any:
         """Return the item (or the row) in a slot, free of how it is packed."""
 
-    def splice(self, contents: Mapping[int, Any]) -> Spliced:
-        """Return the file with other items (or rows) in some slots."""
+    def splice(
+        self, contents: Mapping[int, Any], removed: AbstractSet[int] = frozenset(), erased: AbstractSet[int] = frozenset()
+    ) -> Spliced:
+        """Return the file with other items (or rows) in some slots and without those in others; arguments as for ``splice``."""
 
 
 def open_stored(buffer: Buffer, record: ChunkRecord, compression: codec.Compression | None) -> StoredChunk:
@@ -70,28 +75,40 @@ def open_stored(buffer: Buffer, record: ChunkRecord, compression: codec.Compress
     return _Items(buffer, record, compression if compression is not None and compression.level == "sample" else None)
 
 
-def splice(buffer: Buffer, record: ChunkRecord, compression: codec.Compression | None, contents: Mapping[int, Any]) -> Spliced:
-    """Return a chunk file with other contents in some slots.
+def splice(
+    buffer: Buffer,
+    record: ChunkRecord,
+    compression: codec.Compression | None,
+    contents: Mapping[int, Any],
+    removed: AbstractSet[int] = frozenset(),
+    erased: AbstractSet[int] = frozenset(),
+) -> Spliced:
+    """Return a chunk file with other contents in some slots, and without what others hold. A slot can be named once.
 
     Args:
         buffer: the file as it is.
         record: its entry in the index.
         compression: as the index config says.
         contents: the new items by slot; dicts where the file holds Arrow rows.
+        removed: slots that are gone; the later ones move down.
+        erased: slots that keep their place without bytes: reading them is ``Corrupt``, and Arrow rows are all null.
 
     Raises:
+        ValueError: a slot is named twice or does not exist, or none would be left.
         SampleError: the file would reach 4 GiB, or a row does not fit the columns of the file.
         Corrupt: the file is damaged, as far as it has to be looked at.
     """
-    return open_stored(buffer, record, compression).splice(contents)
+    return open_stored(buffer, record, compression).splice(contents, removed, erased)
 
 
-def changed_slots(old: StoredChunk, new: StoredChunk, slots: Iterable[int]) -> list[int]:
-    """Return those of the slots whose samples differ between two files of the same chunk."""
+def changed_slots(old: StoredChunk, new: StoredChunk, slots: Iterable[int], before: Iterable[int] | None = None) -> list[int]:
+    """Return those of some slots whose samples differ between two files; ``before`` says where they stood in the old one, if elsewhere."""
+    here = list(slots)
     if old.holds_rows != new.holds_rows:
-        return list(slots)
+        return here
     same = same_row if old.holds_rows else bytes.__eq__
-    return [slot for slot in slots if not same(old.content(slot), new.content(slot))]
+    there = here if before is None else before
+    return [slot for slot, stood in zip(here, there, strict=True) if not same(old.content(stood), new.content(slot))]
 
 
 def fresh_name(old: str, number: int, token: str, compression: codec.Compression | None) -> str:
@@ -122,12 +139,16 @@ class _Items:
         stored = self._buffer[self._offsets[slot] : self._offsets[slot + 1]]
         return stored if self._compression is None else sample_item(stored, self._file)
 
-    def splice(self, contents: Mapping[int, bytes]) -> Spliced:
-        offsets, count = self._offsets, len(self._offsets) - 1
-        slots = sorted(contents)
-        items = [contents[slot] if self._compression is None else codec.compress(contents[slot], self._compression) for slot in slots]
+    def splice(
+        self, contents: Mapping[int, bytes], removed: AbstractSet[int] = frozenset(), erased: AbstractSet[int] = frozenset()
+    ) -> Spliced:
+        offsets = self._offsets
+        count = _left(len(offsets) - 1, contents, removed, erased)
+        items = {slot: item if self._compression is None else codec.compress(item, self._compression) for slot, item in contents.items()}
         sizes = np.diff(offsets)
-        sizes[slots] = np.fromiter(map(len, items), np.int64, len(items))
+        sizes[list(items)] = np.fromiter(map(len, items.values()), np.int64, len(items))
+        sizes[list(erased)] = 0
+        sizes = np.delete(sizes, list(removed))
         new = np.empty(count + 1, np.int64)
         new[0] = 4 + 4 * (count + 1)  # a gap before the first item is not kept, nor what follows the last one
         np.cumsum(sizes, out=new[1:])
@@ -139,12 +160,16 @@ class _Items:
         view = memoryview(self._buffer)
         buffers: list[Bytes] = [head]
         start = int(offsets[0])
-        for slot, item in zip(slots, items, strict=True):
-            buffers += [view[start : int(offsets[slot])], item]
-            start = int(offsets[slot + 1])
+        slots = np.sort(np.fromiter((*items, *removed, *erased), np.int64))
+        for slot, first, end in zip(slots.tolist(), offsets[slots].tolist(), offsets[slots + 1].tolist(), strict=True):
+            if start < first:
+                buffers.append(view[start:first])
+            if slot in items:
+                buffers.append(items[slot])
+            start = end
         buffers.append(view[start : int(offsets[-1])])
         mark = end_mark(buffers)
-        return Spliced([*buffers, *mark], size + len(mark), codec.checksum(head))
+        return Spliced([*buffers, *mark], size + len(mark), count, codec.checksum(head))
 
 
 class _WholeFile:
@@ -158,9 +183,11 @@ class _WholeFile:
     def content(self, slot: int) -> bytes:
         return self._items.content(slot)
 
-    def splice(self, contents: Mapping[int, bytes]) -> Spliced:
-        plain = self._items.splice(contents)
-        return Spliced([codec.compress(b"".join(plain.buffers), self._compression)], plain.size, None)
+    def splice(
+        self, contents: Mapping[int, bytes], removed: AbstractSet[int] = frozenset(), erased: AbstractSet[int] = frozenset()
+    ) -> Spliced:
+        plain = self._items.splice(contents, removed, erased)
+        return Spliced([codec.compress(b"".join(plain.buffers), self._compression)], plain.size, plain.samples, None)
 
 
 class _Framed:
@@ -175,9 +202,12 @@ class _Framed:
     def content(self, slot: int) -> bytes:
         return self._items.item(slot)
 
-    def splice(self, contents: Mapping[int, bytes]) -> Spliced:
-        buffers = self._items.spliced(contents, self._compression)
-        return Spliced(buffers, _length(buffers), None)
+    def splice(
+        self, contents: Mapping[int, bytes], removed: AbstractSet[int] = frozenset(), erased: AbstractSet[int] = frozenset()
+    ) -> Spliced:
+        count = _left(self._items.count, contents, removed, erased)
+        buffers = self._items.spliced(contents, self._compression, removed, erased)
+        return Spliced(buffers, _length(buffers), count, None)
 
 
 class _Rows:
@@ -194,9 +224,24 @@ class _Rows:
             self._rows = ArrowChunk(self._buffer, self._record.samples, self._record.filename)
         return self._rows.read(slot)
 
-    def splice(self, contents: Mapping[int, Any]) -> Spliced:
-        buffers: list[Bytes] = list(splice_rows(self._buffer, self._record.samples, contents, self._record.filename))
-        return Spliced(buffers, _length(buffers), codec.checksum(buffers[0]))
+    def splice(
+        self, contents: Mapping[int, Any], removed: AbstractSet[int] = frozenset(), erased: AbstractSet[int] = frozenset()
+    ) -> Spliced:
+        count = _left(self._record.samples, contents, removed, erased)
+        buffers: list[Bytes] = list(splice_rows(self._buffer, self._record.samples, contents, self._record.filename, removed, erased))
+        return Spliced(buffers, _length(buffers), count, codec.checksum(buffers[0]))
+
+
+def _left(count: int, contents: Mapping[int, Any], removed: AbstractSet[int], erased: AbstractSet[int]) -> int:
+    """Return how many samples are left of ``count``; ``ValueError`` for slots that make no sense."""
+    slots = [*contents, *removed, *erased]
+    if len(set(slots)) != len(slots):
+        raise ValueError("a slot is named twice among those that are replaced, removed and erased.")
+    if slots and not 0 <= min(slots) <= max(slots) < count:
+        raise ValueError(f"the slots {min(slots)} to {max(slots)} are not all in a chunk of {count} samples.")
+    if len(removed) == count:
+        raise ValueError("no chunk file is without samples: drop the chunk instead of removing all of its slots.")
+    return count - len(removed)
 
 
 def _length(buffers: Iterable[Bytes]) -> int:

@@ -1,4 +1,4 @@
-"""Replace rows of an Arrow chunk: batches that are not touched keep their stored bytes.
+"""Replace, remove and erase rows of an Arrow chunk: batches that keep their rows keep their stored bytes.
 
 The batches of an Arrow file are found through its footer, which is a flatbuffer; only the few numbers that say where a batch lies, how many
 rows it has and how it is compressed are read from it, and written back for the new file.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import io
 import struct
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import lru_cache
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from liveset.errors import Corrupt, SampleError, UnsupportedFormat
@@ -56,24 +58,36 @@ def check_rows(buffer: Buffer, rows: Sequence[Row], file: str = "") -> None:
     _fit(pa, schema, rows)
 
 
-def splice_rows(buffer: Buffer, count: int, rows: Mapping[int, Row], file: str = "") -> list[Buffer]:
-    """Return the buffers of an Arrow chunk file in which some slots hold other rows.
+def splice_rows(
+    buffer: Buffer,
+    count: int,
+    rows: Mapping[int, Row],
+    file: str = "",
+    removed: AbstractSet[int] = frozenset(),
+    erased: AbstractSet[int] = frozenset(),
+) -> list[Buffer]:
+    """Return the buffers of an Arrow chunk file in which some slots hold other rows, are gone, or are all null.
 
-    Schema, compression and batches stay as they are. Where a column held only nulls so far, it gets the type of the new value; then all
-    batches are written anew, since the layout of each depends on the schema.
+    Schema and compression stay as they are, and so do the batches up to the first removed row. Where a column held only nulls so far, it
+    gets the type of the new value; then all batches are written anew, since the layout of each depends on the schema. What is removed or
+    erased is in none of the buffers afterwards.
 
     Raises:
         SampleError: a row does not have the columns of the chunk, or would not read back equal; ``field`` names the place.
         Corrupt: the Arrow data is damaged.
-        UnsupportedFormat: the chunk has dictionary columns.
+        UnsupportedFormat: the chunk has dictionary or view columns.
     """
     pa = load_pyarrow()
     blob = find_blob(buffer, file)
+    edit = _Edit(count, rows, removed, erased, file)
     try:
-        parts = _splice_file(pa, blob, count, rows, file) if _is_file(blob) else _splice_stream(pa, blob, count, rows, file)
+        parts = (_splice_file if _is_file(blob) else _splice_stream)(pa, blob, edit)
+    except pa.ArrowNotImplementedError as error:
+        raise UnsupportedFormat(f"{file}: Arrow chunks with columns of such types cannot be edited ({error}).") from error
     except (pa.ArrowException, OSError, struct.error, OverflowError, IndexError) as error:
         raise Corrupt(f"{file}: the Arrow data is damaged ({error}).", file=file) from error
     length = sum(len(memoryview(part)) for part in parts)
+    count -= len(removed)
     start = 4 + 4 * (count + 1)
     size = start + length + 4 + len(MAGIC)
     if size >= 1 << 32:
@@ -88,68 +102,150 @@ def _is_file(blob: memoryview) -> bool:
 # --- the two forms of Arrow data ------------------------------------------------------------------------------------
 
 
-def _splice_file(pa: Any, blob: memoryview, count: int, rows: Mapping[int, Row], file: str) -> list[Buffer]:
+def _splice_file(pa: Any, blob: memoryview, edit: _Edit) -> list[Buffer]:
     reader = pa.ipc.open_file(pa.py_buffer(blob))
     footer = _Footer(blob)
-    sizes = [_batch_rows(blob[offset:]) for offset, _, _ in footer.blocks]
-    touched = _by_batch(sizes, count, rows, file)
-    schema, new = _fit(pa, reader.schema, [row for numbered in touched.values() for row in numbered.values()])
+    groups = edit.groups([_batch_rows(blob[offset:]) for offset, _, _ in footer.blocks])
+    schema, new = _fit(pa, reader.schema, edit.added)
     codecs = [_codec(blob[offset:]) for offset, _, _ in footer.blocks]
-    added = iter(new)
+    source = _Source(pa, reader.get_batch, schema, new)
     if schema != reader.schema or not footer.is_plain:
-        batches = [reader.get_batch(number) for number in range(len(sizes))]
-        replaced = [_replaced(pa, batch.cast(schema), touched.get(i, {}), added) for i, batch in enumerate(batches)]
-        return [_written(pa, pa.ipc.new_file, schema, replaced, codecs[0] if codecs else None)]
-    messages: dict[int, memoryview] = {}
-    for number, numbered in touched.items():
-        batch = _replaced(pa, reader.get_batch(number), numbered, added)
-        single = memoryview(_written(pa, pa.ipc.new_file, schema, [batch], codecs[number]))
-        ((offset, head, body),) = _Footer(single).blocks
-        # The message may be reused as it is: how it lies in its file matters only by multiples of 8.
-        messages[number] = single[offset : offset + head + body]
-        footer.sizes[number] = head, body
-    stored = [blob[offset : offset + head + body] for offset, head, body in footer.blocks]
+        return [_written(pa, pa.ipc.new_file, schema, [source.batch(group) for group in groups], codecs[0] if codecs else None)]
+    messages: list[memoryview] = []
+    sizes: list[tuple[int, int]] = []
+    for number, group in enumerate(groups):
+        stored = edit.stored(group)
+        if stored is not None and not (stored < edit.last_lost and source.has_residue(stored)):
+            offset, head, body = footer.blocks[stored]
+            message = blob[offset : offset + head + body]
+        else:
+            single = memoryview(_written(pa, pa.ipc.new_file, schema, [source.batch(group)], codecs[number]))
+            ((offset, head, body),) = _Footer(single).blocks
+            # The message may be used as it is: how it lies in its file matters only by multiples of 8.
+            message = single[offset : offset + head + body]
+        messages.append(message)
+        sizes.append((head, body))
     first = footer.blocks[0][0]
-    return [blob[:first], *(messages.get(number, message) for number, message in enumerate(stored)), footer.moved(first)]
+    return [blob[:first], *messages, footer.moved(first, sizes)]
 
 
-def _splice_stream(pa: Any, blob: memoryview, count: int, rows: Mapping[int, Row], file: str) -> list[Buffer]:
+def _splice_stream(pa: Any, blob: memoryview, edit: _Edit) -> list[Buffer]:
     reader = pa.ipc.open_stream(pa.py_buffer(blob))
     batches = list(reader)
-    touched = _by_batch([len(batch) for batch in batches], count, rows, file)
-    schema, new = _fit(pa, reader.schema, [row for numbered in touched.values() for row in numbered.values()])
-    added = iter(new)
-    replaced = [_replaced(pa, batch.cast(schema), touched.get(number, {}), added) for number, batch in enumerate(batches)]
+    groups = edit.groups([len(batch) for batch in batches])
+    schema, new = _fit(pa, reader.schema, edit.added)
+    source = _Source(pa, batches.__getitem__, schema, new)
     messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(blob))
     codec = next((_codec_of(memoryview(message.metadata)) for message in messages if message.type == "record batch"), None)
-    return [_written(pa, pa.ipc.new_stream, schema, replaced, codec)]
+    return [_written(pa, pa.ipc.new_stream, schema, [source.batch(group) for group in groups], codec)]
 
 
-def _by_batch(sizes: Sequence[int], count: int, rows: Mapping[int, Row], file: str) -> dict[int, dict[int, Row]]:
-    """Return the rows by number of the batch and place in it, in order."""
-    starts = list(accumulate(sizes, initial=0))
-    if starts[-1] != count:
-        raise Corrupt(f"{file}: the Arrow data has {starts[-1]} rows, but the index says {count}.", file=file)
-    found: dict[int, dict[int, Row]] = {}
-    for slot in sorted(rows):
-        number = bisect_right(starts, slot) - 1
-        found.setdefault(number, {})[slot - starts[number]] = rows[slot]
-    return found
+# Where rows come from: a stored batch by its number, or one of these; then the first row and the end.
+_Rows = tuple[int, int, int]
+_ADDED, _NULL = -1, -2
 
 
-def _replaced(pa: Any, batch: Any, numbered: Mapping[int, Row], added: Any) -> Any:
-    """Return a batch with some rows taken from ``added``; the others are copied as they are, never converted."""
-    if not numbered:
-        return batch
-    batch.validate(full=True)  # damaged offsets would read beyond the buffers
-    pieces, at = [], 0
-    for row in numbered:
-        pieces += [batch.slice(at, row - at), next(added)]
-        at = row + 1
-    pieces.append(batch.slice(at))
-    table = pa.Table.from_batches([piece for piece in pieces if len(piece)], batch.schema)
-    (whole,) = table.combine_chunks().to_batches()
-    return whole
+class _Edit:
+    """What becomes of the rows of a file.
+
+    Attributes:
+        added: the new rows, by slot.
+        last_lost: number of the last batch that loses a row, or -1.
+    """
+
+    def __init__(self, count: int, rows: Mapping[int, Row], removed: AbstractSet[int], erased: AbstractSet[int], file: str) -> None:
+        self._count, self._rows, self._removed, self._erased, self._file = count, rows, removed, erased, file
+        self._slots = sorted([*rows, *removed, *erased])
+        self.added = [rows[slot] for slot in self._slots if slot in rows]
+        self.last_lost = -1
+        self._sizes: Sequence[int] = ()
+
+    def groups(self, sizes: Sequence[int]) -> list[list[_Rows]]:
+        """Return what each new batch is made of, from the sizes of the stored ones.
+
+        The old tool divides a slot by 256 to find its batch. So the batches behind a removed row are cut anew, all but the last as long as
+        the longest was.
+        """
+        starts = list(accumulate(sizes, initial=0))
+        if starts[-1] != self._count:
+            raise Corrupt(f"{self._file}: the Arrow data has {starts[-1]} rows, but the index says {self._count}.", file=self._file)
+        lost = [slot for slot in self._slots if slot not in self._rows]
+        self.last_lost = bisect_right(starts, lost[-1]) - 1 if lost else -1
+        self._sizes, added = sizes, 0
+        groups: list[list[_Rows]] = []
+        for number, (first, end) in enumerate(pairwise(starts)):
+            group, at = [], first
+            for slot in self._slots[bisect_left(self._slots, first) : bisect_left(self._slots, end)]:
+                if at < slot:
+                    group.append((number, at - first, slot - first))
+                if slot in self._rows:
+                    group.append((_ADDED, added, added + 1))
+                    added += 1
+                elif slot in self._erased:
+                    group.append((_NULL, 0, 1))
+                at = slot + 1
+            if at < end or first == end:
+                group.append((number, at - first, end - first))
+            groups.append(group)
+        return _cut(chain.from_iterable(groups), max(sizes)) if self._removed else groups
+
+    def stored(self, group: list[_Rows]) -> int | None:
+        """Return the number of the stored batch that a new one equals, if it does."""
+        number = group[0][0]
+        return number if len(group) == 1 and number >= 0 and group[0][1:] == (0, self._sizes[number]) else None
+
+
+def _cut(rows: Iterable[_Rows], width: int) -> list[list[_Rows]]:
+    """Return rows in groups of a width."""
+    groups: list[list[_Rows]] = []
+    room = 0
+    for number, first, end in rows:
+        start = first
+        while start < end:
+            if not room:
+                groups.append([])
+                room = width
+            stop = min(end, start + room)
+            groups[-1].append((number, start, stop))
+            room -= stop - start
+            start = stop
+    return groups
+
+
+class _Source:
+    """The stored batches and the new rows, in the new schema."""
+
+    def __init__(self, pa: Any, get: Callable[[int], Any], schema: Any, added: Sequence[Any]) -> None:
+        self._pa, self._get, self._schema, self._added = pa, get, schema, added
+        # Two, since batches are asked for in order and a new one may hold the rows of neighbours.
+        self._piece = lru_cache(maxsize=2)(self._load)
+
+    def batch(self, group: Iterable[_Rows]) -> Any:
+        """Return a batch of rows, which are copied as they are, never converted, and nothing else of the memory that they lay in."""
+        pieces = [
+            self._piece(number).slice(start, end - start) if number >= 0 else self._single(number, start) for number, start, end in group
+        ]
+        columns = [self._pa.concat_arrays([piece.column(i) for piece in pieces]) for i in range(len(self._schema))]
+        return self._pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def has_residue(self, number: int) -> bool:
+        """Tell whether the buffers of a stored batch hold more than its rows.
+
+        Arrow fills the last bytes of a batch that is a slice of a longer table with what follows in memory: the next rows.
+        """
+        stored = self._piece(number)
+        full: int = self.batch([(number, 0, len(stored))]).get_total_buffer_size()
+        return full < int(stored.get_total_buffer_size())
+
+    def _single(self, number: int, at: int) -> Any:
+        if number == _ADDED:
+            return self._added[at]
+        return self._pa.RecordBatch.from_arrays([self._pa.nulls(1, field.type) for field in self._schema], schema=self._schema)
+
+    def _load(self, number: int) -> Any:
+        batch = self._get(number)
+        batch.validate(full=True)  # damaged offsets would read beyond the buffers
+        return batch.cast(self._schema)
 
 
 def _written(pa: Any, new: Any, schema: Any, batches: Sequence[Any], codec: str | None) -> bytes:
@@ -165,8 +261,8 @@ def _written(pa: Any, new: Any, schema: Any, batches: Sequence[Any], codec: str 
 
 def _fit(pa: Any, schema: Any, rows: Sequence[Row]) -> tuple[Any, list[Any]]:
     """Return the schema that holds the rows too, and each row as a batch of it; ``SampleError`` when a row would not read back equal."""
-    if any(pa.types.is_dictionary(field.type) for field in schema):
-        raise UnsupportedFormat("Arrow chunks with dictionary columns cannot be edited.")
+    if any(_shares_values(pa, field.type) for field in schema):
+        raise UnsupportedFormat("Arrow chunks with dictionary or view columns cannot be edited.")
     names = set(schema.names)
     for row in rows:
         for name in [*(name for name in row if name not in names), *(name for name in schema.names if name not in row)]:
@@ -183,6 +279,14 @@ def _fit(pa: Any, schema: Any, rows: Sequence[Row]) -> tuple[Any, list[Any]]:
             if not same_row(row[name], read[name]):
                 raise _refusal(name, schema, row)
     return schema, batches
+
+
+def _shares_values(pa: Any, kind: Any) -> bool:
+    """Tell whether rows of a type refer to values that lie elsewhere, and stay there when a row goes."""
+    types = pa.types
+    if types.is_dictionary(kind) or types.is_string_view(kind) or types.is_binary_view(kind):
+        return True
+    return any(_shares_values(pa, kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _batches(pa: Any, schema: Any, rows: Sequence[Row]) -> list[Any]:
@@ -268,7 +372,6 @@ class _Footer:
 
     Attributes:
         blocks: offset, length of the head and length of the body of each record batch.
-        sizes: the two lengths of each batch, to be changed before ``moved``.
         is_plain: whether the batches follow each other without anything between them.
     """
 
@@ -280,7 +383,6 @@ class _Footer:
         self._first = _follow(self._data, at) + 4 if at is not None else 0
         count = _u32(self._data, self._first - 4) if at is not None else 0
         self.blocks = [_BLOCK.unpack_from(self._data, self._first + number * _BLOCK.size) for number in range(count)]
-        self.sizes = {number: (head, body) for number, (_, head, body) in enumerate(self.blocks)}
         dictionaries = _field(self._data, root, 2)
         self.is_plain = (
             bool(self.blocks)
@@ -289,10 +391,11 @@ class _Footer:
             and all((head + body) % 8 == 0 for _, head, body in self.blocks)
         )
 
-    def moved(self, first: int) -> bytes:
-        """Return the end of the file whose batches begin at ``first`` and have the changed sizes."""
+    def moved(self, first: int, sizes: Sequence[tuple[int, int]]) -> bytes:
+        """Return the end of the file whose batches begin at ``first``: their lengths of head and body; not more batches than there were."""
         data = bytearray(self._data)
-        for number, (head, body) in sorted(self.sizes.items()):
+        struct.pack_into("<I", data, self._first - 4, len(sizes))
+        for number, (head, body) in enumerate(sizes):
             _BLOCK.pack_into(data, self._first + number * _BLOCK.size, first, head, body)
             first += head + body
         return _END + bytes(data) + struct.pack("<i", len(data)) + FILE_MAGIC

@@ -102,6 +102,13 @@ def read_offsets(buffer: Buffer, record: ChunkRecord) -> np.ndarray[Any, np.dtyp
     return offsets
 
 
+def _explain(decoder: Decoder, item: bytes, error: Exception, slot: int, file: str) -> DatasetError:
+    """Return the error to raise for an item that did not decode."""
+    if not item:  # a stored item holds at least the sizes of its leaves
+        return Corrupt(f"sample {slot} of {file} has no bytes: it was erased, or the file is damaged.", file=file)
+    return decoder.explain(item, error, f"sample {slot} of {file}", file)
+
+
 class ClassicChunk:
     """Items stored one after another, uncompressed."""
 
@@ -117,19 +124,19 @@ class ClassicChunk:
             raise self._explain(slot, error) from error
 
     def iterate(self, start: int, stop: int) -> Iterator[Any]:
-        return self._decoder.iterate(self._buffer, self._offsets[start : stop + 1].tolist(), self._fail)
+        return self._decoder.iterate(self._buffer, self._offsets[start : stop + 1].tolist(), partial(self._fail, start))
 
     def item(self, slot: int) -> bytes:
         """Return the stored bytes of a sample."""
         start, end = _bounds(self._buffer, 4 + 4 * slot)
         return self._buffer[start:end]
 
-    def _fail(self, start: int, error: Exception) -> None:
-        raise self._explain(int(np.searchsorted(self._offsets, start, side="right")) - 1, error) from error
+    def _fail(self, first: int, at: int, error: Exception) -> None:
+        # An erased item begins where the next one does, and is the one that fails.
+        raise self._explain(first + int(np.searchsorted(self._offsets[first:], at)), error) from error
 
     def _explain(self, slot: int, error: Exception) -> DatasetError:
-        file = self._record.filename
-        return self._decoder.explain(self.item(slot), error, f"sample {slot} of {file}", file)
+        return _explain(self._decoder, self.item(slot), error, slot, self._record.filename)
 
 
 class _ItemChunk:
@@ -147,8 +154,7 @@ class _ItemChunk:
         try:
             return self._decoder.decode(item, 0, len(item))
         except Exception as error:
-            file = self._record.filename
-            raise self._decoder.explain(item, error, f"sample {slot} of {file}", file) from error
+            raise _explain(self._decoder, item, error, slot, self._record.filename) from error
 
     def iterate(self, start: int, stop: int) -> Iterator[Any]:
         return map(self.read, range(start, stop))
@@ -181,14 +187,13 @@ class FramedChunk(_ItemChunk):
         for number in range(start // width, -(-stop // width)):
             data, offsets = self._items.frame(number)
             first = number * width
-            bounds = offsets[max(start - first, 0) : min(stop - first, width) + 1]
-            yield from self._decoder.iterate(data, bounds, partial(self._fail, first, data, offsets))
+            begin = max(start - first, 0)
+            bounds = offsets[begin : min(stop - first, width) + 1]
+            yield from self._decoder.iterate(data, bounds, partial(self._fail, first + begin, data, bounds))
 
-    def _fail(self, first: int, data: bytes, offsets: Sequence[int], at: int, error: Exception) -> None:
-        number = offsets.index(at)
-        file = self._record.filename
-        item = data[at : offsets[number + 1]]
-        raise self._decoder.explain(item, error, f"sample {first + number} of {file}", file) from error
+    def _fail(self, first: int, data: bytes, bounds: Sequence[int], at: int, error: Exception) -> None:
+        number = bounds.index(at)
+        raise _explain(self._decoder, data[at : bounds[number + 1]], error, first + number, self._record.filename) from error
 
 
 class ArrowSamples:

@@ -6,6 +6,7 @@ import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -125,7 +126,8 @@ class FramedItems:
         if bool((table["first"] != firsts).any()) or bool((table["items"] != lasts - firsts).any()):
             raise self._corrupt("the table of frames is damaged (items per frame)")
         sizes = logical[lasts] - logical[firsts]
-        if bool((self._packed == 0).any()) or bool((self._plain == 0).any()) or bool((self._plain != sizes).any()):
+        # Only frames whose every item was erased inflate to nothing.
+        if bool((self._packed == 0).any()) or bool((self._plain != sizes).any()):
             raise self._corrupt("the table of frames is damaged (sizes)")
         # u64 offsets are bounded first, so that the sums below cannot wrap around.
         if bool((table["offset"] > size).any()):
@@ -171,41 +173,56 @@ class FramedItems:
         data, bounds = self.frame(number)
         return data[bounds[at] : bounds[at + 1]]
 
-    def spliced(self, items: Mapping[int, bytes], compression: Compression) -> list[Buffer]:
-        """Return the buffers of a file in which some slots hold other items; frames that hold none of these are copied as they are.
+    def spliced(
+        self,
+        items: Mapping[int, bytes],
+        compression: Compression,
+        removed: AbstractSet[int] = frozenset(),
+        erased: AbstractSet[int] = frozenset(),
+    ) -> list[Buffer]:
+        """Return the buffers of a file in which some slots hold other items, are gone, or are left without bytes.
+
+        Frames whose items stay as they are and together are copied. All frames but the last hold equally many items (readers find an item
+        by dividing), so those behind a removed item are cut anew, unless what is removed makes up whole frames.
 
         Raises:
             SampleError: the items of one frame are all empty, or the file would reach 4 GiB.
             Corrupt: a frame that is opened is damaged.
         """
-        sizes = np.diff(self._logical)
-        touched: dict[int, list[int]] = {}
-        for slot, item in items.items():
-            sizes[slot] = len(item)
-            touched.setdefault(slot // self.frame_items, []).append(slot)
-        logical = np.concatenate([[0], np.cumsum(sizes)])
+        width, sizes = self.frame_items, np.diff(self._logical)
+        slots, gone = list(items), list(erased)
+        sizes[slots] = np.fromiter(map(len, items.values()), np.int64, len(items))
+        sizes[gone] = 0
+        fresh = np.zeros(self.count, bool)
+        fresh[slots] = fresh[gone] = True
+        kept = np.delete(np.arange(self.count), list(removed))
+        logical = np.concatenate([[0], np.cumsum(sizes[kept])])
         if logical[-1] > _U32_MAX:
             raise _too_large(int(logical[-1]))
-        table = np.zeros(self.frames, _FRAME)
-        start = _HEAD.size + 4 * (self.count + 1) + table.nbytes
+        firsts = range(0, len(kept), width)
+        table = np.zeros(len(firsts), _FRAME)
+        start = _HEAD.size + logical.size * 4 + table.nbytes
         frames: list[Buffer] = []
-        for number in range(self.frames):
-            first, offset, packed = number * self.frame_items, int(self._offsets[number]), int(self._packed[number])
-            last = min(first + self.frame_items, self.count)
-            frame: Buffer = self._view[offset : offset + packed]
-            if number in touched:
-                data, bounds = self.frame(number)
-                plain = b"".join(items.get(slot, data[bounds[slot - first] : bounds[slot - first + 1]]) for slot in range(first, last))
-                if not plain:
+        for number, first in enumerate(firsts):
+            group = kept[first : first + width]
+            old, last = int(group[0]), first + len(group)
+            stored = old // width
+            if old % width == 0 and group[-1] == min(old + width, self.count) - 1 == old + len(group) - 1 and not fresh[group].any():
+                offset = int(self._offsets[stored])
+                frame: Buffer = self._view[offset : offset + int(self._packed[stored])]
+            else:
+                members = group.tolist()
+                plain = b"".join(b"" if slot in erased else items[slot] if slot in items else self.item(slot) for slot in members)
+                if not plain and not items.keys().isdisjoint(members):
                     raise SampleError("samples without any content cannot be compressed in batches.")
                 frame = codec.compress(plain, compression)
-                packed = len(frame)
-            table[number] = (first, last - first, start, packed, int(logical[last] - logical[first]))
+            packed = memoryview(frame).nbytes
+            table[number] = (first, len(group), start, packed, int(logical[last] - logical[first]))
             start += packed
             frames.append(frame)
         if start > _U32_MAX:
             raise _too_large(start)
-        header = _HEAD.pack(MAGIC, 1, 0, self.count, self.frame_items, self.frames)
+        header = _HEAD.pack(MAGIC, 1, 0, len(kept), width, len(firsts))
         return [header + logical.astype("<u4").tobytes() + table.tobytes(), *frames, *end_mark(frames)]
 
 
