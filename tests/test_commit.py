@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ from liveset.edit.commit import Policy, commit
 from liveset.edit.versions import was_committed
 from liveset.errors import CommitUnknown, ForeignEdit, OverwriteConflict, StorageError, UnsupportedFormat
 from liveset.format.index import Index
+from liveset.format.stamp import HistoryEntry
 from liveset.snapshot import open_snapshot
 from liveset.storage import HEAD, Head, Store, open_store, version_name
 from liveset.storage.local import LocalStore
@@ -337,3 +339,31 @@ def test_of_several_that_create_a_dataset_one_wins(tmp_path: Path) -> None:
         answers = pool.starmap(_creates, [(str(tmp_path), number) for number in range(4)])
     assert answers.count("refused") == 3
     assert [names(index) for index in check_dataset(LocalStore(tmp_path))] == [[answer] for answer in answers if answer != "refused"]
+
+
+def test_a_slow_writer_gets_its_turn(tmp_path: Path) -> None:
+    """Others commit while it prepares; after three lost races they have to wait."""
+    quick = LocalStore(tmp_path, lock_timeout=0.01)
+    base = commit(quick, Overwrite(CONFIG, (stage(quick, "a"),)), None)
+    rivals: list[str] = []
+
+    def rival() -> None:
+        try:
+            commit(quick, SetAttributes({"n": len(rivals)}), None)
+            rivals.append("committed")
+        except StorageError as error:
+            rivals.append("waits" if "locked by another writer" in str(error) else str(error))
+
+    def prepare(head: Index | None, since: Sequence[HistoryEntry]) -> Append:
+        thread = threading.Thread(target=rival)
+        thread.start()
+        thread.join()
+        return Append(CONFIG, (record,))
+
+    slow = LocalStore(tmp_path)
+    record = stage(slow, "b")
+    index = commit(slow, prepare, base, policy=Policy(sleep=lambda _: None))
+    assert rivals == ["committed", "committed", "committed", "waits"]
+    assert index.version == 5
+    commit(quick, SetAttributes({"after": True}), None)
+    check_dataset(slow)

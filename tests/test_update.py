@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 import liveset
-from liveset.edit import session as session_module
+from liveset.edit import pending as pending_module
 from liveset.edit import staging
 from liveset.edit.adopt import adopt
 from liveset.edit.changes import SetAttributes
 from liveset.edit.commit import commit
-from liveset.edit.session import DatasetUpdate, UpdateResult, dataset_update
-from liveset.edit.staging import Staged, StagedSamples
+from liveset.edit.report import UpdateResult
+from liveset.edit.session import DatasetUpdate, dataset_update
+from liveset.edit.staging import Kind, Staged, StagedEdits
 from liveset.errors import (
     Corrupt,
     DatasetNotFound,
@@ -677,20 +678,20 @@ def test_a_damaged_chunk_is_not_given_a_new_checksum(path: Path) -> None:
 
 
 def test_staged_samples_spill_and_the_last_one_counts(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    staged = StagedSamples(limit=100)
+    staged = StagedEdits(limit=100)
     for turn in range(3):
         for number in range(50):
-            staged.put(f"k{number}", Staged(b"%d-%d" % (turn, number), is_row=number % 2 == 0))
+            staged.put(f"k{number}", Staged(b"%d-%d" % (turn, number), Kind.ROW if number % 2 == 0 else Kind.REPLACE))
     assert len(staged) == len(list(staged)) == 50
     assert sum(map(len, (held.data for held in staged._held.values()))) <= 100
     for number in range(50):
-        assert staged.get(f"k{number}") == (b"2-%d" % number, number % 2 == 0)
+        assert staged.get(f"k{number}") == Staged(b"2-%d" % number, Kind.ROW if number % 2 == 0 else Kind.REPLACE)
     assert "k3" in staged
     assert "other" not in staged
     staged.close()
     assert len(staged) == 0
     monkeypatch.setattr(staging, "LIMIT", 0)
-    monkeypatch.setattr(session_module, "StagedSamples", lambda: StagedSamples(limit=50))
+    monkeypatch.setattr(pending_module, "StagedEdits", lambda: StagedEdits(limit=50))
     put(path, *range(20))
     assert read(path) == [sample(i, "new") for i in range(20)]
 
@@ -698,7 +699,7 @@ def test_staged_samples_spill_and_the_last_one_counts(monkeypatch: pytest.Monkey
 def test_nothing_of_an_abandoned_session_is_left(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
-    monkeypatch.setattr(session_module, "StagedSamples", lambda: StagedSamples(limit=10))
+    monkeypatch.setattr(pending_module, "StagedEdits", lambda: StagedEdits(limit=10))
     gc.collect()
     before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None
     update = dataset_update(path)
@@ -712,9 +713,9 @@ def test_nothing_of_an_abandoned_session_is_left(path: Path, tmp_path: Path, mon
 
 def test_a_temporary_folder_that_is_full_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    staged = StagedSamples(limit=3)
+    staged = StagedEdits(limit=3)
     with pytest.raises(StorageError, match="TMPDIR"):
-        staged.put("a", Staged(b"long", is_row=False))
+        staged.put("a", Staged(b"long", Kind.REPLACE))
     assert staged.get("a").data == b"long"
 
 

@@ -15,7 +15,8 @@ from liveset.format.config import make_config
 from liveset.format.index import Index
 from liveset.snapshot import open_snapshot
 from liveset.storage import open_store
-from liveset.write.chunker import ChunkLimit, ChunkWriter
+from liveset.edit.chunkfiles import ChunkLimit
+from liveset.write.chunker import ChunkWriter
 from liveset.write.keying import KeyRule
 from liveset.write.unify import unify
 

@@ -15,7 +15,6 @@ from liveset.format.stamp import EditStamp, Fence, KeyFiles
 __all__ = [
     "ASIDE",
     "HISTORY",
-    "IN_PLACE",
     "Adopt",
     "Append",
     "Change",
@@ -30,6 +29,7 @@ __all__ = [
     "Stamp",
     "apply",
     "files_of",
+    "keeps_places",
     "staged_files",
 ]
 
@@ -68,23 +68,24 @@ class SetAttributes:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Puts other files in the place of some chunks; samples keep their positions and keys.
+    """Puts other chunks in the place of some, which may hold fewer samples, takes chunks away (None), and adds chunks behind all others.
 
     ``records`` maps ids of chunks to their new records, ``expects`` to the names of the files that the new ones were made from.
-    ``key_files`` holds the keys of a dataset whose keys only another program knew until now.
+    ``key_files`` holds the keys of the new version where they are not those of the one before.
     """
 
-    op: ClassVar[str] = "replace"
-    records: Mapping[str, ChunkRecord]
+    records: Mapping[str, ChunkRecord | None]
     expects: Mapping[str, str]
     key_files: KeyFiles | None = None
+    added: tuple[ChunkRecord, ...] = ()
+    op: str = "replace"
 
 
 @dataclass(frozen=True, slots=True)
 class Adopt(Replace):
     """Makes a dataset of another program ours: its chunks get names that old writers refuse, its keys become a table."""
 
-    op: ClassVar[str] = "adopt"
+    op: str = "adopt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,6 @@ class Expire:
 
 
 Change = Append | Overwrite | SetAttributes | Replace | SetKeys | Retag | Restore | Expire
-IN_PLACE = (Append, Replace, SetAttributes, Retag, Expire)
-"""Changes after which every sample that was there stands where it stood."""
 ASIDE = frozenset((Retag.op, Expire.op))
 """Commits that change nothing that a version consists of."""
 
@@ -191,8 +190,9 @@ def _key_files(index: Index | None, change: Change) -> KeyFiles | None:
     if isinstance(change, Overwrite) or index is None or index.edit is None:
         return None
     files = index.edit.key_files
-    if files is not None and isinstance(change, Append) and change.records:
-        raise ValueError("cannot append samples without keys to a dataset that has keys")
+    adds = (isinstance(change, Append) and change.records) or (isinstance(change, Replace) and change.added)
+    if files is not None and (adds or not keeps_places(index, change)):
+        raise ValueError("cannot add samples without keys to a dataset that has keys, nor remove them together with their chunks alone")
     return files
 
 
@@ -220,13 +220,21 @@ def files_of(index: Index | None) -> set[str]:
     return names | set(index.edit.key_files.tables if index.edit is not None and index.edit.key_files is not None else ())
 
 
+def keeps_places(index: Index, change: Change) -> bool:
+    """Whether every sample that was there stands where it stood, in the same chunk and slot."""
+    if isinstance(change, Replace):
+        new = [change.records.get(record.id or record.filename, record) for record in index.chunks]
+        return all(b is not None and a.samples == b.samples for a, b in zip(index.chunks, new, strict=True))
+    return isinstance(change, Append | SetAttributes | Retag | Expire)
+
+
 def staged_files(change: Change) -> set[str]:
     """Names of the files that a change brings along, or builds upon."""
     match change:
         case Append() | Overwrite():
             names = {record.filename for record in change.records}
         case Replace():
-            names = {record.filename for record in change.records.values()}
+            names = {record.filename for record in (*change.records.values(), *change.added) if record is not None}
             names.update(change.key_files.tables if change.key_files is not None else ())
         case _:
             names = set()
@@ -235,16 +243,20 @@ def staged_files(change: Change) -> set[str]:
 
 
 def _replaced(index: Index | None, change: Replace) -> tuple[ChunkRecord, ...]:
-    chunks = []
+    chunks: list[ChunkRecord] = []
     left = dict(change.records)
     for record in index.chunks if index else ():
-        new = left.pop(record.id or record.filename, None)
-        if new is not None and change.expects[record.id or record.filename] != record.filename:
+        name = record.id or record.filename
+        if name not in left:
+            chunks.append(record)
+            continue
+        if change.expects[name] != record.filename:
             raise ValueError(f"the chunk {record.filename} was replaced meanwhile")
-        chunks.append(record if new is None else new)
+        if (new := left.pop(name)) is not None:
+            chunks.append(new)
     if left:
         raise ValueError(f"the dataset has no chunk {next(iter(left))!r}")
-    return tuple(chunks)
+    return (*chunks, *change.added)
 
 
 def _stamp(index: Index | None, change: Change, stamp: Stamp) -> EditStamp:

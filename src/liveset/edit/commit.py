@@ -11,13 +11,14 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from itertools import takewhile
 from typing import TypeAlias
 
-from liveset.edit.changes import IN_PLACE, Change, Stamp, apply, files_of, staged_files
+from liveset.edit.changes import Change, Stamp, apply, files_of, keeps_places, staged_files
 from liveset.edit.rebase import check_rebase
 from liveset.edit.versions import entries, entries_since, find_session
 from liveset.errors import (
@@ -57,6 +58,8 @@ class Policy:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     token: Callable[[], str] = new_token
     sleep: Callable[[float], object] = time.sleep
+    patience: int = 3
+    """Races that may be lost before others are kept waiting, where the store can do that."""
 
     def pause(self, number: int) -> None:
         """Waits before the next try: longer each time, and by chance, so that writers who met once do not meet again."""
@@ -138,31 +141,39 @@ class _Commit:
         for attempt in range(self.policy.attempts):
             if attempt:
                 self.policy.pause(attempt)
-            head, parent = self.read()
-            if self.named and (done := self.find_done(parent)) is not None:
-                return done
-            since = self.since(parent)
-            try:
-                change = self.change if isinstance(self.change, Change) else self.change(parent, since)
-            except NotFound:
-                if self.stands(head):
-                    raise
-                continue  # files of a head that was replaced meanwhile may be gone; whether ours are is looked at again
-            if change is None:
-                assert parent is not None
-                return parent
-            check_rebase(change, self.base, parent, since)
-            self.check_staged(change, parent)
-            stamp = Stamp(f"{self.token}.{attempt}", self.session, self.policy.now(), self.message, self.author)
-            new = apply(parent, change, stamp)
-            if head is not None and parent is not None:
-                self.archive(head, parent)
-            if self.swap(head, parent, new, self.outdated(change, parent)):
-                _log.info("committed version %d of %s (%s, %d samples)", new.version, self.store.url, change.op, new.samples)
-                return new
+            # Who makes long work anew after each lost race would lose for ever to those who are quicker.
+            with self.store.exclusive() if attempt >= self.policy.patience else nullcontext():
+                if (done := self.attempt(attempt)) is not None:
+                    return done
         raise Conflict(
             f"gave up after losing {self.policy.attempts} races for the next version of {self.store.url}; nothing was committed."
         )
+
+    def attempt(self, number: int) -> Index | None:
+        """The new version, or the one that has the change already; None when the race was lost."""
+        head, parent = self.read()
+        if self.named and (done := self.find_done(parent)) is not None:
+            return done
+        since = self.since(parent)
+        try:
+            change = self.change if isinstance(self.change, Change) else self.change(parent, since)
+        except NotFound:
+            if self.stands(head):
+                raise
+            return None  # files of a head that was replaced meanwhile may be gone; whether ours are is looked at again
+        if change is None:
+            assert parent is not None
+            return parent
+        check_rebase(change, self.base, parent, since)
+        self.check_staged(change, parent)
+        stamp = Stamp(f"{self.token}.{number}", self.session, self.policy.now(), self.message, self.author)
+        new = apply(parent, change, stamp)
+        if head is not None and parent is not None:
+            self.archive(head, parent)
+        if not self.swap(head, parent, new, self.outdated(change, parent)):
+            return None
+        _log.info("committed version %d of %s (%s, %d samples)", new.version, self.store.url, change.op, new.samples)
+        return new
 
     def read(self) -> tuple[Head | None, Index | None]:
         """The head, if it is one that may be built upon."""
@@ -255,10 +266,10 @@ class _Commit:
 
     def outdated(self, change: Change, parent: Index | None) -> list[str]:
         """The published keys that would name other samples after the change: an old tool would believe them."""
-        if isinstance(change, IN_PLACE):
-            return []  # positions stay, so at worst the newest keys are missing there
         if parent is None:
             return []  # whatever has such a name is not a dataset's
+        if keeps_places(parent, change):
+            return []  # at worst the newest keys are missing there
         shards = [entry.name for entry in self.store.list("keys/shard-") if entry.name.endswith(".parquet")]
         return shards + [entry.name for entry in self.store.list("keys.parquet") if entry.name == "keys.parquet"]
 

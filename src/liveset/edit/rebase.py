@@ -13,7 +13,7 @@ from liveset.format.stamp import HistoryEntry
 
 __all__ = ["check_rebase", "check_schema"]
 
-_ADDITIVE = frozenset(("adopt", "append", "attributes", "keys", "replace", "delete", "compact", "tag", "fence"))
+_ADDITIVE = frozenset("adopt append attributes keys replace insert delete edit transform compact purge repair tag fence".split())
 """Commits that leave the samples of an append where they belong; any other may have replaced the dataset."""
 _VERBS: dict[type, tuple[str, str, str]] = {
     Append: ("append to", "samples", "Append"),

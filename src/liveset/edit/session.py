@@ -1,83 +1,34 @@
-"""dataset_update: replaces samples by their keys, all in one commit."""
+"""dataset_update: edits samples by their keys, all in one commit."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-
 from liveset.edit.commit import Policy, check_texts, commit
-from liveset.edit.encoding import SampleEncoder
 from liveset.edit.meter import Meter
-from liveset.edit.replacement import Replacement
-from liveset.edit.splice import open_stored
-from liveset.edit.staging import Staged, StagedSamples
+from liveset.edit.pending import OnMissing, PendingEdits
+from liveset.edit.report import UpdatePreview, UpdateResult
+from liveset.edit.rewrite import Rewrite
+from liveset.edit.tables import open_table
 from liveset.errors import (
     CommitUnknown,
     DatasetError,
     DatasetNotFound,
-    KeyNotFound,
     NotFound,
-    PickleRefused,
-    SampleError,
     SessionClosed,
     UnsupportedFormat,
 )
-from liveset.format import codec
-from liveset.format.arrowsplice import check_rows, is_row
-from liveset.format.chunk import Chunk, open_chunk
-from liveset.format.fields import field_value
 from liveset.format.index import Index
 from liveset.format.keytable import Key, normalize_key
-from liveset.format.schema import Decoder, Schema
-from liveset.keystore import KeyStore, missing_key, open_keys
+from liveset.keystore import KeyStore, open_keys
 from liveset.snapshot import Snapshot, open_snapshot
 from liveset.storage import Store, open_store
 
-__all__ = ["DatasetUpdate", "UpdatePreview", "UpdateResult", "dataset_update"]
-
-_OPEN_CHUNKS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class UpdatePreview:
-    """What a commit would touch.
-
-    Attributes:
-        keys: number of samples that would be replaced.
-        chunks: number of chunk files that would be written anew.
-        bytes_to_rewrite: size of these files now.
-        missing: staged keys that the dataset does not have; the commit would refuse them.
-    """
-
-    keys: int
-    chunks: int
-    bytes_to_rewrite: int
-    missing: tuple[Key, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateResult:
-    """What a commit did.
-
-    Attributes:
-        version: that has the changes.
-        keys: number of samples that were replaced.
-        chunks: number of chunk files that were written anew.
-        bytes_written: size of all files that were written for it.
-        seconds: that the commit took.
-    """
-
-    version: int
-    keys: int
-    chunks: int
-    bytes_written: int
-    seconds: float
+__all__ = ["DatasetUpdate", "dataset_update"]
 
 
 def dataset_update(
@@ -88,12 +39,15 @@ def dataset_update(
     allow_pickle: bool = False,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> DatasetUpdate:
-    """Replace samples by their keys, all in one commit; a context manager.
+    """Replace, patch, add and remove samples by their keys, all in one commit; a context manager.
 
     New samples are checked against the schema at once, and nothing is changed before ``commit()``: leaving without it discards them. A
     commit writes the touched chunks anew, with the stored bytes of all other samples, and is whole or not at all, whatever fails. Others
     may read, append and update meanwhile: only a sample that somebody else changed too is a conflict. The first update of a dataset that
     another program wrote adopts it (see ``adopt``).
+
+    Samples that are removed leave no gap: those behind them move up. New ones stand behind all others, in the order in which they were
+    staged. A replaced sample stays where it is.
 
     Args:
         path: of the dataset.
@@ -127,8 +81,9 @@ def dataset_update(
 class DatasetUpdate:
     """An update that is being prepared; made by ``dataset_update``. One thread at a time may use it.
 
-    ``update[key] = sample`` stages a sample (the last one for a key counts), ``update[key]`` reads the staged sample, else the stored one,
-    ``key in update`` tells whether the dataset has a key, and ``len(update)`` counts the staged samples.
+    ``update[key] = sample`` replaces a sample and ``del update[key]`` removes it; ``insert``, ``upsert``, ``patch`` and ``apply`` do the
+    rest. The last edit of a key counts. ``update[key]`` and ``key in update`` tell what the dataset would hold after a commit, and
+    ``len(update)`` counts the staged edits.
 
     Attributes:
         version: the version that the update was opened on, and that it reads.
@@ -145,85 +100,174 @@ class DatasetUpdate:
         policy: Policy | None = None,
     ) -> None:
         self._store, self._session, self._author, self._on_progress, self._policy = store, session, author or "", on_progress, policy
-        self._base, self._keys = _open(store)
+        self._base, keys = _open(store)
         index = self._base.index
         self.version = index.version
         assert index.config is not None
-        schema = Schema.from_config(index.config, index.file)
-        self._compression = codec.Compression.from_config(index.config)
-        self._encoder = SampleEncoder(schema, allow_pickle=allow_pickle)
-        self._decoder = Decoder(schema, allow_pickle=allow_pickle, strict=not index.has_foreign_chunks)
-        self._field = str(index.layout_of_keys.get("field") or "")
-        self._chunks: dict[int, Chunk] = {}
-        self._staged = StagedSamples()
-        self._work: Replacement | None = None
+        self._edits = PendingEdits(self._base, keys, allow_pickle=allow_pickle)
+        self._kind, self._field = keys.kind, str(index.layout_of_keys.get("field") or "")
+        self._work: Rewrite | None = None
         self._unknown = False
         self._closed = ""
 
     # --- staging -----------------------------------------------------------------------------------------------------
 
     def __setitem__(self, key: Any, sample: Any) -> None:
-        """Stage a sample.
+        """Replace a sample.
 
         Raises:
             SessionClosed: the update was committed or left.
             SampleError: the sample does not fit the schema, or the field that holds its key says another one; ``field`` names the place.
             PickleRefused: a value needs ``allow_pickle=True``.
-            KeyNotFound: the key is an integer and the keys of the dataset are text, or the reverse.
+            KeyNotFound: the key is an integer and the keys of the dataset are text, or the reverse. A key that the dataset does not have
+                is an error of ``commit()``, which names all of them.
             TypeError: the key is neither text nor an integer.
         """
-        if self._closed:
-            more = "" if self._closed == "committed" else " or after its `with` block"
-            raise SessionClosed(f"Cannot modify dataset_update after commit(){more}.")
-        if self._unknown:  # it may have landed as it was, and would not be done twice
-            raise SessionClosed("Cannot modify dataset_update after commit(): its outcome is not known yet. Call commit() again.")
-        key = self._key(key)
-        if self._field:
-            self._check_field(key, sample)
-        self._staged.put(key, self._encode(key, sample))
+        self._check_open()
+        self._edits.replace(self._edits.key(key), sample)
 
     def replace(self, key: Any, sample: Any) -> None:
-        """Stage a sample: the same as ``update[key] = sample``."""
+        """Replace a sample: the same as ``update[key] = sample``."""
         self[key] = sample
 
+    def insert(self, key: Any, sample: Any) -> None:
+        """Add a sample behind all others; raises what ``update[key] = sample`` raises, and ``DuplicateKeys`` if the key is there.
+
+        Example:
+            >>> with liveset.dataset_update(path) as update:
+            ...     update.insert("play-120", {"id": "play-120", "square": 14400})
+            ...     result = update.commit()
+            >>> result.inserted
+            1
+        """
+        self._check_open()
+        self._edits.insert(self._edits.key(key), sample)
+
+    def upsert(self, key: Any, sample: Any) -> None:
+        """Replace the sample of a key, or add it where the dataset does not have the key; raises what ``update[key] = sample`` raises.
+
+        Example:
+            >>> with liveset.dataset_update(path) as update:
+            ...     update.upsert("play-120", {"id": "play-120", "square": 14400})
+            ...     update.upsert("play-3", {"id": "play-3", "square": 9})
+            ...     result = update.commit()
+            >>> result.keys, result.inserted
+            (2, 1)
+        """
+        self._check_open()
+        self._edits.upsert(self._edits.key(key), sample)
+
+    def patch(self, key: Any, fields: Mapping[str, Any] | None = None, /, **values: Any) -> None:
+        """Change some fields of a sample; all others keep their stored bytes, and need no decoding.
+
+        Args:
+            key: of the sample.
+            fields: new values by name, for names that are no Python words, such as ``meta.author`` or ``boxes[0]``. A field may be a
+                container: then all that is in it is replaced.
+            values: new values by name.
+
+        Raises:
+            KeyNotFound: the dataset does not have the key.
+            SampleError: there is no such field, or a value does not fit it.
+            SessionClosed, PickleRefused, TypeError: as for ``update[key] = sample``.
+
+        Example:
+            >>> with liveset.dataset_update(path) as update:
+            ...     update.patch("play-3", square=-9)
+            ...     result = update.commit(message="a wrong sign")
+            >>> liveset.StreamingDataset(path)["play-3"]
+            {'id': 'play-3', 'square': -9}
+        """
+        self._check_open()
+        self._edits.patch(self._edits.key(key), {**(fields or {}), **values})
+
+    def apply(self, table: Any, *, key: str | None = None, on_missing: OnMissing = "error") -> int:
+        """Change the fields of many samples to what a table says: a row for each sample, a column for each field.
+
+        Args:
+            table: a mapping of keys to ``{field: value}``; rows as dicts; a polars, pandas or pyarrow table; or the path of a ``.csv``,
+                ``.jsonl``, ``.json``, ``.parquet`` or ``.arrow`` file. Columns are named like fields: ``label``, ``meta.author``.
+            key: name of the column that holds the keys; by default that of the field that holds them, else ``key``.
+            on_missing: what to do with keys that the dataset does not have: raise, leave them out, or add their rows, which must be whole
+                samples then.
+
+        Returns:
+            The number of samples that are changed or added.
+
+        Raises:
+            KeyNotFound: the dataset does not have some of the keys; ``keys`` names all of them.
+            SampleError: a column is no field, or a value does not fit; the message names the row or the key.
+            DuplicateKeys: two rows have the same key.
+            SessionClosed, PickleRefused: as for ``update[key] = sample``.
+
+        After an error the update is as it was before.
+
+        Example:
+            >>> with liveset.dataset_update(path) as update:
+            ...     count = update.apply({"play-3": {"square": 9}, "play-5": {"square": 25}})
+            ...     result = update.commit(message="relabelled")
+            >>> count, result.keys
+            (2, 2)
+        """
+        self._check_open()
+        if on_missing not in ("error", "skip", "insert"):
+            raise ValueError(f"on_missing= is 'error', 'skip' or 'insert', not {on_missing!r}.")
+        opened = open_table(table, schema=self._edits.decoder.schema, kind=self._kind, key=key, field=self._field or None)
+        return self._edits.apply(opened.batches(), on_missing)
+
+    def __delitem__(self, key: Any) -> None:
+        """Remove a sample; ``KeyNotFound`` when the dataset does not have the key.
+
+        Example:
+            >>> with liveset.dataset_update(path) as update:
+            ...     del update["play-4"]
+            ...     result = update.commit(message="recorded twice")
+            >>> result.deleted, "play-4" in liveset.StreamingDataset(path).keys
+            (1, False)
+        """
+        self._check_open()
+        self._edits.delete(self._edits.key(key))
+
     def __getitem__(self, key: Any) -> Any:
-        """Return the staged sample of a key, else the stored one; ``KeyNotFound`` when the dataset does not have the key."""
-        key = self._key(key)
-        if key in self._staged:
-            data, row = self._staged.get(key)
-            return msgspec.msgpack.decode(data) if row else self._decoder.decode(data, 0, len(data))
-        if (place := self._keys.locate(key)) is None:
-            raise missing_key(self._keys, key, self._store.url)
-        return self._chunk(place[0]).read(place[1])
+        """Return the sample that a key would have after a commit; ``KeyNotFound`` when it would have none."""
+        return self._edits.read(self._edits.key(key))
 
     def __contains__(self, key: Any) -> bool:
-        return self._keys.locate(normalize_key(key)) is not None
+        return normalize_key(key) in self._edits
 
     def __len__(self) -> int:
-        return len(self._staged)
+        return len(self._edits.staged)
 
     def __bool__(self) -> bool:
         return True
 
     def __iter__(self) -> Iterator[Key]:
-        """Yield the keys of the staged samples."""
-        return iter(self._staged)
+        """Yield the keys of the staged edits."""
+        return iter(self._edits.staged)
 
     def __repr__(self) -> str:
-        return f"DatasetUpdate({self._store.url!r}, version={self.version}, staged={len(self._staged)})"
+        return f"DatasetUpdate({self._store.url!r}, version={self.version}, staged={len(self)})"
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def preview(self) -> UpdatePreview:
         """Return what a commit would touch; writes nothing."""
-        places, missing = self._places()
-        chunks = {record.id or record.filename: record.size for record in self._base.index.chunks}
-        return UpdatePreview(sum(map(len, places.values())), len(places), sum(chunks[chunk] for chunk in places), tuple(missing))
+        places = self._edits.places()
+        touched = {place[0] for place in places.values() if place is not None}
+        inserted, missing = self._edits.absent(places)
+        return UpdatePreview(
+            keys=len(places) - len(missing),
+            chunks=len(touched),
+            bytes_to_rewrite=sum(self._base.index.chunks[number].size for number in touched),
+            missing=tuple(missing),
+            inserted=inserted,
+            deleted=self._edits.deleted(),
+        )
 
     def commit(self, message: str = "") -> UpdateResult:
-        """Put the staged samples into a new version; without any, nothing happens. Afterwards the update is closed.
+        """Put the staged edits into a new version; without any, nothing happens. Afterwards the update is closed.
 
-        When it fails the staged samples stay, so that the commit can be tried again.
+        When it fails the staged edits stay, so that the commit can be tried again.
 
         Args:
             message: what the history says about the version.
@@ -231,7 +275,7 @@ class DatasetUpdate:
         Raises:
             SessionClosed: the update was committed or left.
             KeyNotFound: the dataset does not have some of the keys; ``keys`` names all of them.
-            KeyConflict: other commits changed some of the same samples since the update was opened; ``keys`` names them.
+            KeyConflict: other commits changed, added or removed some of the same samples since the update was opened; ``keys`` names them.
             OverwriteConflict: the dataset was replaced meanwhile.
             StorageError: a file could not be written.
             CommitUnknown: the store did not say whether the commit landed: call ``commit()`` again to settle it.
@@ -243,30 +287,34 @@ class DatasetUpdate:
                 "session already committed." if self._closed == "committed" else "the `with` block of this update has ended uncommitted."
             )
         started = time.perf_counter()
-        if not self._staged:
+        if not len(self):
             self._end("committed")
             return UpdateResult(self._base.version, 0, 0, 0, time.perf_counter() - started)
-        places, missing = self._places()
+        places = self._edits.places()
+        inserted, missing = self._edits.absent(places)
         if missing:
-            listed = ", ".join(map(repr, missing[:10])) + (f" and {len(missing) - 10:,} more" if len(missing) > 10 else "")
-            raise KeyNotFound(
-                f"Unknown dataset key: {listed}. Version {self.version} of {self._store.url} does not have "
-                f"{'it' if len(missing) == 1 else f'these {len(missing):,} keys'}; nothing was changed.",
-                keys=tuple(missing),
-            )
+            raise self._edits.unknown(missing)
         meter = Meter() if self._on_progress is None else None
         if self._work is None or not self._unknown:  # after an unknown outcome the same files are sent again
-            self._work = Replacement(self._base, places, self._staged, self._decoder, meter or self._on_progress or _silent)
+            self._work = Rewrite(self._base, places, self._edits.staged, self._edits.decoder, meter or self._on_progress or _silent)
         try:
             index = self._run(self._work, message)
         finally:
             if meter is not None:
                 meter.close()
-        result = UpdateResult(index.version, len(self._staged), len(places), self._work.size, time.perf_counter() - started)
+        result = UpdateResult(
+            version=index.version,
+            keys=len(places),
+            chunks=len({place[0] for place in places.values() if place is not None}),
+            bytes_written=self._work.size,
+            seconds=time.perf_counter() - started,
+            inserted=inserted,
+            deleted=self._edits.deleted(),
+        )
         self._end("committed")
         return result
 
-    def _run(self, work: Replacement, message: str) -> Index:
+    def _run(self, work: Rewrite, message: str) -> Index:
         """Commit, and remove our files when it is certain that no version will ever name them."""
         try:
             index = commit(
@@ -300,76 +348,17 @@ class DatasetUpdate:
 
     def _end(self, how: str) -> None:
         self._closed = how
-        self._staged.close()
-        self._chunks.clear()
+        self._edits.close()
         self._work = None
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
-    def _key(self, key: Any) -> Key:
-        plain = normalize_key(key)
-        if type(plain) is not self._keys.kind:
-            raise missing_key(self._keys, plain, self._store.url)
-        return plain
-
-    def _check_field(self, key: Key, sample: Any) -> None:
-        try:
-            found = normalize_key(field_value(sample, self._field))
-        except (LookupError, TypeError, UnicodeDecodeError) as error:
-            raise SampleError(
-                f"field {self._field!r} holds the key of a sample, but the sample for {key!r} has none there.", field=self._field
-            ) from error
-        if found != key or type(found) is not type(key):
-            text = f"field {self._field!r} says {found!r}, but the sample is to be stored under the key {key!r}."
-            raise SampleError(text, field=self._field)
-
-    def _encode(self, key: Key, sample: Any) -> Staged:
-        try:
-            return Staged(self._encoder.encode(sample, lambda: self._item(key)), is_row=False)
-        except (SampleError, PickleRefused) as error:
-            # Arrow chunks hold more than their schema says, None in a column of integers for example.
-            if type(sample) is not dict or not is_row(sample) or (place := self._keys.locate(key)) is None:
-                raise
-            record = self._base.index.chunks[place[0]]
-            buffer = self._base.chunk_file(place[0])[1]
-            if not open_stored(buffer, record, self._compression).holds_rows:
-                raise
-            try:
-                check_rows(buffer, [sample], record.filename)
-            except SampleError as reason:
-                raise reason from error
-            return Staged(msgspec.msgpack.encode(sample), is_row=True)
-
-    def _item(self, key: Key) -> bytes | None:
-        """Return the stored item of a key."""
-        if (place := self._keys.locate(key)) is None:
-            return None
-        chunk = self._chunk(place[0])
-        item: Callable[[int], bytes] | None = getattr(chunk, "item", None)
-        return item(place[1]) if item is not None else None
-
-    def _chunk(self, number: int) -> Chunk:
-        """Return an open chunk; only the latest few are kept, since an inflated one takes memory."""
-        if (chunk := self._chunks.pop(number, None)) is None:
-            record = self._base.index.chunks[number]
-            chunk = open_chunk(self._base.chunk_file(number)[1], record, self._decoder, self._compression)
-        self._chunks[number] = chunk
-        while len(self._chunks) > _OPEN_CHUNKS:
-            del self._chunks[next(iter(self._chunks))]
-        return chunk
-
-    def _places(self) -> tuple[dict[str, dict[int, Key]], list[Key]]:
-        """Return the staged keys by chunk id and slot, in the order of the chunks, and those that the dataset does not have."""
-        keys = list(self._staged)
-        places: dict[int, dict[int, Key]] = {}
-        missing = []
-        for key, place in zip(keys, self._keys.locate_many(keys), strict=True):
-            if place is None:
-                missing.append(key)
-            else:
-                places.setdefault(place[0], {})[place[1]] = key
-        chunks = self._base.index.chunks
-        return {chunks[number].id or chunks[number].filename: places[number] for number in sorted(places)}, missing
+    def _check_open(self) -> None:
+        if self._closed:
+            more = "" if self._closed == "committed" else " or after its `with` block"
+            raise SessionClosed(f"Cannot modify dataset_update after commit(){more}.")
+        if self._unknown:  # it may have landed as it was, and would not be done twice
+            raise SessionClosed("Cannot modify dataset_update after commit(): its outcome is not known yet. Call commit() again.")
 
 
 def _open(store: Store) -> tuple[Snapshot, KeyStore]:

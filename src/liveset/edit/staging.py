@@ -1,4 +1,4 @@
-"""Staged samples: what an update holds until it is committed, in memory first and then in a file that has no name."""
+"""Staged edits: what an update holds until it is committed, in memory first and then in a file that has no name."""
 
 from __future__ import annotations
 
@@ -6,26 +6,42 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator
+from enum import IntEnum
 from typing import IO, NamedTuple
 
 from liveset.errors import StorageError
 from liveset.format.keytable import Key
 
-__all__ = ["Staged", "StagedSamples"]
+__all__ = ["Kind", "Staged", "StagedEdits"]
 
 LIMIT = 64_000_000
 """Bytes of samples that are kept in memory."""
 
 
+class Kind(IntEnum):
+    """What a staged edit does with the sample of its key."""
+
+    REPLACE = 0
+    """Puts the item ``data`` in its place; the dataset must have the key."""
+    ROW = 1
+    """The same with an Arrow row."""
+    PATCH = 2
+    """Changes some leaves of it, which ``data`` holds (see ``edit.patch``)."""
+    UPSERT = 3
+    """Puts the item in its place, or adds it where the dataset does not have the key."""
+    DELETE = 4
+    """Removes it; there is no data."""
+
+
 class Staged(NamedTuple):
-    """One encoded sample; ``is_row`` when it is an Arrow row and not an item."""
+    """One staged edit."""
 
     data: bytes
-    is_row: bool
+    kind: Kind
 
 
-class StagedSamples:
-    """Encoded samples by key; the last one for a key counts. Memory holds ``limit`` bytes of them, and a few words for each key.
+class StagedEdits:
+    """Edits by key; the last one for a key counts. Memory holds ``limit`` bytes of them, and a few words for each key.
 
     What does not fit goes to a temporary file without a name, so the system removes it whatever happens to this process.
     """
@@ -34,26 +50,39 @@ class StagedSamples:
         self._limit = limit
         self._held: dict[Key, Staged] = {}
         self._held_bytes = 0
-        self._spilled: dict[Key, tuple[int, int, bool]] = {}
+        self._spilled: dict[Key, tuple[int, int, Kind]] = {}
         self._file: IO[bytes] | None = None
         self._end = 0
 
-    def put(self, key: Key, sample: Staged) -> None:
-        """Keep a sample instead of an earlier one for the same key; ``StorageError`` when the temporary file cannot be written."""
+    def put(self, key: Key, edit: Staged) -> None:
+        """Keep an edit instead of an earlier one for the same key; ``StorageError`` when the temporary file cannot be written."""
         if (old := self._held.get(key)) is not None:
             self._held_bytes -= len(old.data)
-        self._held[key] = sample
-        self._held_bytes += len(sample.data)
+        self._held[key] = edit
+        self._held_bytes += len(edit.data)
         if self._held_bytes > self._limit:
             self._spill()
 
     def get(self, key: Key) -> Staged:
-        """Return the sample of a key; ``KeyError`` when there is none."""
+        """Return the edit of a key; ``KeyError`` when there is none."""
         if (held := self._held.get(key)) is not None:
             return held
-        offset, length, is_row = self._spilled[key]
+        offset, length, kind = self._spilled[key]
         assert self._file is not None
-        return Staged(os.pread(self._file.fileno(), length, offset), is_row)
+        return Staged(os.pread(self._file.fileno(), length, offset), kind)
+
+    def kind(self, key: Key) -> Kind | None:
+        """Return what the edit of a key does; None when there is none."""
+        if (held := self._held.get(key)) is not None:
+            return held.kind
+        spilled = self._spilled.get(key)
+        return None if spilled is None else spilled[2]
+
+    def discard(self, key: Key) -> None:
+        """Forget the edit of a key."""
+        if (held := self._held.pop(key, None)) is not None:
+            self._held_bytes -= len(held.data)
+        self._spilled.pop(key, None)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._held or key in self._spilled
@@ -62,6 +91,7 @@ class StagedSamples:
         return len(self._held) + len(self._spilled.keys() - self._held.keys())
 
     def __iter__(self) -> Iterator[Key]:
+        """Yield the keys in the order in which each was staged first."""
         return iter({**self._spilled, **self._held})
 
     def close(self) -> None:
@@ -78,9 +108,9 @@ class StagedSamples:
                 weakref.finalize(self, self._file.close)
             end, places = self._end, {}
             self._file.seek(end)  # what a failed attempt wrote is written over
-            for key, (data, is_row) in self._held.items():
+            for key, (data, kind) in self._held.items():
                 self._file.write(data)
-                places[key] = end, len(data), is_row
+                places[key] = end, len(data), kind
                 end += len(data)
             self._file.flush()
         except OSError as error:

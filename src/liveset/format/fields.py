@@ -16,3 +16,14 @@ def field_value(sample: Any, field: str) -> Any:
     for index, name in _STEP.findall(field):
         value = value[int(index)] if index else value[name]
     return value
+
+
+def set_field(sample: Any, field: str, value: Any) -> None:
+    """Put a value into a field of a sample; raises what ``field_value`` raises."""
+    if isinstance(sample, dict) and field in sample:
+        sample[field] = value
+        return
+    steps = [int(index) if index else name for index, name in _STEP.findall(field)]
+    for step in steps[:-1]:
+        sample = sample[step]
+    sample[steps[-1]] = value

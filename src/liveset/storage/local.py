@@ -8,14 +8,15 @@ import os
 import re
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 
 import xxhash
 
-from liveset.errors import Corrupt, DatasetError, ForeignEdit, NotFound, StorageError, UnsafeStore
+from liveset.errors import Corrupt, DatasetError, DatasetNotFound, ForeignEdit, NotFound, StorageError, UnsafeStore
 from liveset.storage.files import Files
 from liveset.storage.lock import locked
 from liveset.storage.store import HEAD, PRIVATE, VERSIONS, Buffer, Entry, Head, Swap, Tag, as_buffers, check_name
@@ -37,6 +38,7 @@ class LocalStore:
         self._lock_timeout = lock_timeout
         self._files = Files() if files is None else files
         self._unsynced: set[str] = set()
+        self._holder: int | None = None
 
     @property
     def url(self) -> str:
@@ -47,7 +49,9 @@ class LocalStore:
         return f"LocalStore({self._root!r})"
 
     def exists(self) -> bool:
-        """Whether the directory is there."""
+        """Whether the directory is there; ``DatasetNotFound`` where a file is."""
+        if os.path.isfile(self._root):
+            raise DatasetNotFound(f"{self._root} is a file, and a dataset is a folder: the one that holds {HEAD}.", path=self._root)
         return os.path.isdir(self._root)
 
     # Reading
@@ -205,6 +209,16 @@ class LocalStore:
                 return Swap.UNKNOWN  # the new head is seen by all, but may not survive a power loss
         return Swap.SWAPPED
 
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Holds the lock, so that nobody else swaps the head meanwhile; what this thread does under it does not wait for it again."""
+        with self._lock():
+            before, self._holder = self._holder, threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = before
+
     def delete(self, names: Iterable[str]) -> None:
         """Removes files; those that are not there are fine."""
         for name in names:
@@ -214,14 +228,20 @@ class LocalStore:
 
     def now(self) -> datetime:
         """The time on the clock of the file system, which is another machine's on a network mount."""
-        with self._lock():
+        lock = self._path(_LOCK)
+        with self._lock(), self._changing(lock):
+            try:
+                # Takes no space, so that a vacuum can begin on a full disk; to nobody does it mean anything when the lock was changed.
+                os.utime(lock)
+                return datetime.fromtimestamp(os.stat(lock).st_mtime, UTC)
+            except PermissionError:
+                pass  # a colleague's lock file in a shared folder
             path = self._temporary("clock.json")
-            with self._changing(path):
-                self._create(path, [b"."])
-                try:
-                    return datetime.fromtimestamp(os.stat(path).st_mtime, UTC)
-                finally:
-                    self._discard(path)
+            self._create(path, [b"."])
+            try:
+                return datetime.fromtimestamp(os.stat(path).st_mtime, UTC)
+            finally:
+                self._discard(path)
 
     # Parts
 
@@ -234,10 +254,15 @@ class LocalStore:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
+        if self._holder == threading.get_ident():
+            yield
+            return
         path = self._path(_LOCK)
         with self._changing(path):
             self._make_directories(os.path.dirname(path))
-        with _named(path, "lock"), locked(path, self._lock_timeout):
+        with ExitStack() as stack:
+            with _named(path, "lock"):
+                stack.enter_context(locked(path, self._lock_timeout))
             yield
 
     @contextmanager

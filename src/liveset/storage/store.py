@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -82,7 +83,7 @@ class Store(Protocol):
         """Where this is, for messages and for opening the same store in another process."""
 
     def exists(self) -> bool:
-        """Whether the place itself is there (a directory; always true where there are none)."""
+        """Whether the place itself is there (a directory; always true where there are none); ``DatasetNotFound`` where a file is."""
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """The bytes of a file from ``start``; fewer than ``length`` where the file ends earlier."""
@@ -111,6 +112,9 @@ class Store(Protocol):
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """All files whose names begin with ``prefix``, in any order."""
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Keeps other writers from swapping the head meanwhile, where the store can; fairness only, nothing depends on it."""
 
     def delete(self, names: Iterable[str]) -> None:
         """Removes files; those that are not there are fine."""

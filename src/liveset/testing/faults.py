@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Literal, TypeVar
 
@@ -58,6 +59,9 @@ class WrappedStore:
             self.store.delete(withdraw)
 
         return self._call("swap_head", lambda: self.store.swap_head(data, expected, withdraw), half)
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        return self.store.exclusive()
 
     def publish(self, name: str, data: Buffer | Sequence[Buffer], head: Tag) -> bool:
         return self._call("publish", lambda: self.store.publish(name, data, head))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 
 from liveset.errors import Corrupt, ForeignEdit, NotFound, StorageError
@@ -50,6 +51,9 @@ class MemoryStore:
     def read_head(self) -> Head | None:
         with self._lock:
             return Head(self._get(HEAD), self._tag()) if HEAD in self.files else None
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def publish(self, name: str, data: Buffer | Sequence[Buffer], head: Tag) -> bool:
         with self._lock:

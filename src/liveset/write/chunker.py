@@ -7,26 +7,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from liveset.errors import SampleError
+from liveset.edit.chunkfiles import ChunkLimit, write_chunk
 from liveset.format import codec
-from liveset.format.chunk import MAX_CHUNK_SIZE, pack_classic
-from liveset.format.framed import pack_framed, pack_sample_compressed
+from liveset.format.chunk import MAX_CHUNK_SIZE
 from liveset.format.index import ChunkRecord
 from liveset.format.jsonleaf import NotExact
 from liveset.format.keytable import Key, KeyColumn
 from liveset.format.sample import Mismatch
 from liveset.format.schema import Decoder, Encoder, Schema
 from liveset.storage import Store
-
-DEFAULT_CHUNK_SIZE = 64_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkLimit:
-    """When a chunk is full: at so many samples, or before its items exceed so many bytes."""
-
-    samples: int | None = None
-    size: int | None = DEFAULT_CHUNK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,43 +35,6 @@ class StagedChunk:
     keys: KeyColumn | None = None
 
 
-def write_chunk(store: Store, name: str, chunk_id: str, items: list[bytes], compression: codec.Compression | None) -> ChunkRecord:
-    """Write one chunk file and return its index entry; ``name`` lacks the suffix."""
-    count, plain_size, head_check = len(items), None, None
-    if compression is None:
-        buffers = _merged(pack_classic(items))
-        head_check = codec.checksum(buffers[0])
-    elif compression.level == "batch":
-        buffers = pack_framed(items, compression)
-    elif compression.level == "sample":
-        buffers = pack_sample_compressed(items, compression)
-        head_check = codec.checksum(buffers[0])
-    else:
-        plain = b"".join(pack_classic(items))
-        plain_size = len(plain)
-        buffers = [codec.compress(plain, compression)]
-        name += f".{compression.name}"
-    size = sum(map(len, buffers))
-    if size > MAX_CHUNK_SIZE:
-        raise SampleError(f"a chunk of {size:,} bytes cannot be written: the format ends at 4 GiB per chunk. Use a smaller chunk_size.")
-    record = ChunkRecord(
-        filename=f"{name}.bin",
-        samples=count,
-        size=size if plain_size is None else plain_size,
-        id=chunk_id,
-        check=codec.checksum(buffers),
-        head_check=head_check,
-    )
-    store.write(record.filename, buffers)
-    return record
-
-
-def _merged(buffers: list[bytes]) -> list[bytes]:
-    """Return a header and its items with small items joined: one call for each buffer would cost more than the copy."""
-    header, *items = buffers
-    return [header, b"".join(items)] if sum(map(len, items)) < (len(items) << 16) else buffers
-
-
 class ChunkWriter:
     """Turns samples into durable chunk files; widens its schema when a sample asks for it, unless the schema is fixed.
 
@@ -95,6 +47,7 @@ class ChunkWriter:
         limit: when a chunk is full. A larger sample gets a chunk of its own.
         compression: of the chunks.
         schema: a fixed schema: samples that do not fit are refused. None: taken from the first sample and widened.
+        fixed: whether ``schema`` is; otherwise it is the one to start from.
         nullable: fields that may be None from the start.
         allow_pickle: store objects of any type with pickle.
         first_number: where the counter in the file names starts.
@@ -111,6 +64,7 @@ class ChunkWriter:
         limit: ChunkLimit | None = None,
         compression: codec.Compression | None = None,
         schema: Schema | None = None,
+        fixed: bool = True,
         nullable: Iterable[str] = (),
         allow_pickle: bool = False,
         first_number: int = 0,
@@ -121,7 +75,7 @@ class ChunkWriter:
         limit = limit or ChunkLimit()
         self._max_samples = limit.samples
         self._max_size = min(limit.size or MAX_CHUNK_SIZE, MAX_CHUNK_SIZE)
-        self._encoder = Encoder(schema, fixed=schema is not None, nullable=nullable, allow_pickle=allow_pickle)
+        self._encoder = Encoder(schema, fixed=fixed and schema is not None, nullable=nullable, allow_pickle=allow_pickle)
         self._encode = self._encoder.encode_exact
         self._allow_pickle = allow_pickle
         self._number, self._on_chunk = first_number, on_chunk

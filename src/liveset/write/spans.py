@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from liveset.edit.chunkfiles import ChunkLimit
 from liveset.format.codec import Compression
 from liveset.format.schema import Schema
 from liveset.storage import Store
 from liveset.write.checkpoint import SpanLog
-from liveset.write.chunker import ChunkLimit, ChunkWriter, StagedChunk
+from liveset.write.chunker import ChunkWriter, StagedChunk
 from liveset.write.failures import storing_failed
 from liveset.write.keying import KeyRule
 from liveset.write.plan import Span

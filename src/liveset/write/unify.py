@@ -6,12 +6,13 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from liveset.edit.chunkfiles import write_chunk
 from liveset.format import codec
 from liveset.format.chunk import Chunk, items_of, open_chunk, plain_buffer
 from liveset.format.keytable import KeyColumn
 from liveset.format.schema import Decoder, Schema
 from liveset.storage import Store
-from liveset.write.chunker import StagedChunk, recode, write_chunk
+from liveset.write.chunker import StagedChunk, recode
 from liveset.write.spans import ChunkSettings
 
 
