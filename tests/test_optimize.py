@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import logging
 import multiprocessing
 import os
@@ -18,9 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from liveset.edit.versions import list_versions
 from liveset.errors import DatasetExists, OverwriteConflict, PickleRefused, SampleError, SchemaConflict, WorkerError
 from liveset.format.index import Index
+from liveset.format.media import Image
 from liveset.read.dataset import StreamingDataset
+from liveset.storage.local import LocalStore
 from liveset.write import execution
 from liveset.write.optimize import optimize
 
@@ -204,6 +208,69 @@ def test_overwrite_does_not_take_away_what_was_committed_meanwhile(tmp_path: Pat
         optimize(fn, range(10), tmp_path, num_workers=1, mode="overwrite")
     assert read(tmp_path) == pairs(6)
     assert len(list(tmp_path.glob("chunk-*"))) == 2
+
+
+def _overwrite(path: str, start: int, arrived: Any, go: Any, force: bool) -> str:
+    def fn(i: int) -> tuple[int, int]:
+        if i == start + 5:
+            arrived.release()
+            go.wait(30)
+        return pair(i)
+
+    try:
+        optimize(fn, range(start, start + 10), path, mode="overwrite", num_workers=1, force=force)
+    except OverwriteConflict as error:
+        return f"{error} {error.__notes__}"
+    return "done"
+
+
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("force", [False, True])
+def test_racing_overwrites(tmp_path: Path, before: int, force: bool) -> None:
+    if before:
+        optimize(pair, range(before), tmp_path)
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, context.Pool(3) as pool:
+        arrived, go = manager.Semaphore(0), manager.Event()
+        waiting = pool.starmap_async(_overwrite, [(str(tmp_path), start, arrived, go, force) for start in (100, 200, 300)])
+        for _ in range(3):
+            assert arrived.acquire(timeout=30)
+        go.set()
+        results = waiting.get(60)
+    assert read(tmp_path) in [pairs(start, start + 10) for start in (100, 200, 300)]
+    history = list_versions(LocalStore(tmp_path))
+    if force:
+        assert results == ["done"] * 3
+        assert len(history) == 3 + bool(before)
+    else:
+        assert sorted(result == "done" for result in results) == [False, False, True]
+        assert all("meanwhile" in text and "force=True" in text for text in results if text != "done")
+        assert len(history) == 1 + bool(before)
+        assert len(list(tmp_path.glob("chunk-*"))) == len(history)
+
+
+def test_force_replaces_keys_too(tmp_path: Path) -> None:
+    optimize(lambda i: {"id": i}, range(3), tmp_path, key_fn="id")
+
+    def fn(i: int) -> dict[str, int]:
+        if i == 5:
+            optimize(lambda i: {"id": i}, range(100, 103), tmp_path, mode="append")
+        return {"id": i}
+
+    optimize(fn, range(10), tmp_path, num_workers=1, mode="overwrite", key_fn="id", force=True)
+    dataset = StreamingDataset(str(tmp_path))
+    assert list(dataset.keys) == list(range(10))
+    assert dataset[7] == {"id": 7}
+    with pytest.raises(ValueError, match=r"`force` .*needs mode='overwrite'"):
+        optimize(fn, range(10), tmp_path, mode="append", force=True)
+
+
+def test_the_history_says_who_and_why(tmp_path: Path) -> None:
+    optimize(pair, range(3), tmp_path, message="first", author="Ada")
+    optimize(pair, range(3), tmp_path, mode="append")
+    assert [(entry.message, entry.author) for entry in list_versions(LocalStore(tmp_path))] == [("", ""), ("first", "Ada")]
+    with pytest.raises(TypeError, match="author"):
+        optimize(pair, range(3), tmp_path, mode="append", author=5)  # type: ignore[arg-type]
 
 
 def test_two_appends_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -686,3 +753,27 @@ def test_light_imports() -> None:
     script = "import sys, liveset.write.worker; print(sorted({'torch', 'typer', 'rich', 'pyarrow', 'PIL', 'pandas'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_media_that_is_not_always_there(tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    stream = io.BytesIO()
+    pillow.new("RGB", (2, 2)).save(stream, "PNG")
+    png = stream.getvalue()
+    picture = Image(bytes=png)
+    hint = r"field '{}' is image:jpg in some samples and missing, None or of another kind in others .*path\.read_bytes\(\)"
+    for first, second, name in (
+        ({"a": picture}, {"a": None}, "a"),
+        ({"a": None}, {"a": picture}, "a"),
+        ({"a": picture, "b": 1}, {"b": 1}, "a"),
+        ({"x": {"a": picture}}, {"x": {"a": 3}}, "x.a"),
+    ):
+        with pytest.raises(SampleError, match="input 1 .*" + hint.format(name)) as caught:
+            optimize([first, second].__getitem__, range(2), tmp_path / "out", num_workers=1)
+        assert caught.value.field == name
+    with pytest.raises(SampleError, match="nullable= names the field 'a', but image:jpg cannot be None"):
+        optimize(lambda _: {"a": picture}, range(2), tmp_path / "out", num_workers=1, nullable=["a"])
+    assert not (tmp_path / "out").exists()
+    # The way out that the message names.
+    optimize(lambda i: {"a": png if i else None}, range(2), tmp_path / "out", num_workers=1)
+    assert read(tmp_path / "out") == [{"a": None}, {"a": png}]

@@ -19,9 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveset.errors import DatasetExists, WorkerError
+from liveset.edit.vacuum import vacuum
+from liveset.errors import DatasetExists, KeyConflict, WorkerError
 from liveset.format.index import Index
 from liveset.read.dataset import StreamingDataset
+from liveset.snapshot import open_snapshot
+from liveset.storage.local import LocalStore
+from liveset.tools.history import tag
 from liveset.write.checkpoint import Chain, cover, fingerprint
 from liveset.write.inputs import Indexed
 from liveset.write.optimize import optimize
@@ -347,22 +351,134 @@ def test_a_checkpoint_that_is_in_use(tmp_path: Path) -> None:
     assert clean(out)
 
 
-def test_killed_between_commit_and_clean_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# Killed after the commit
+
+KILLED_LATE = """
+import os, signal, sys
+from liveset.storage.local import LocalStore
+from liveset.write import checkpoint, landing
+from liveset.write.optimize import optimize
+
+out, mode, key, point = sys.argv[1:]
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def then_die(call):
+    return lambda *args, **named: (call(*args, **named), die())
+
+if point.startswith("committed"):
+    landing.commit = then_die(landing.commit)
+elif point == "published":
+    checkpoint.Checkpoint.remove = die
+elif point == "half removed":
+    delete = LocalStore.delete
+    def half(self, names):
+        names = list(names)
+        if names and "staged" in names[0]:
+            delete(self, names[:-1])
+            die()
+        delete(self, names)
+    LocalStore.delete = half
+
+optimize(
+    lambda i: {"id": i, "square": i * i, "late": None if i > 30 else i}, range(60), out,
+    mode=mode or None, key_fn=key or None, use_checkpoint=True, chunk_size=10, num_workers=1, session="mine" if "mine" in point else None,
+)
+die()
+"""
+
+
+def late(i: int) -> dict[str, Any]:
+    return {"id": i, "square": i * i, "late": None if i > 30 else i}
+
+
+def kill_late(out: Path, mode: str | None, key: str | None, point: str) -> None:
+    arguments = [sys.executable, "-c", KILLED_LATE, str(out), mode or "", key or "", point]
+    assert subprocess.run(arguments, timeout=60).returncode == -signal.SIGKILL
+    assert staged(out)
+
+
+def again(out: Path, mode: Any, key: str | None = None, fn: Callable[[int], Any] | None = None, **more: Any) -> None:
+    def no(i: int) -> Any:
+        raise AssertionError("done again")
+
+    arguments = {"mode": mode, "key_fn": key, "use_checkpoint": True, "chunk_size": 10, "num_workers": 1, **more}
+    optimize(fn or no, range(60), out, **arguments)
+
+
+@pytest.mark.parametrize("key", [None, "id"])
+@pytest.mark.parametrize(("mode", "before"), [(None, 0), ("append", 0), ("append", 20), ("overwrite", 0), ("overwrite", 20)])
+@pytest.mark.parametrize("point", ["committed", "published", "half removed"])
+def test_a_run_killed_after_its_commit_is_done(tmp_path: Path, mode: Any, before: int, key: str | None, point: str) -> None:
     out = tmp_path / "out"
-    optimize(Work(tmp_path / "old"), range(5), out)
-    with monkeypatch.context() as patch:
+    old = [late(i) for i in range(100, 100 + before)]
+    if before:
+        optimize(late, range(100, 100 + before), out, key_fn=key, chunk_size=10, nullable=["late"])
+    kill_late(out, mode, key, point)
+    wanted = (old if mode == "append" else []) + [late(i) for i in range(60)]
+    version = Index.parse((out / "index.json").read_bytes()).version
+    again(out, mode, key)
+    assert read(out) == wanted
+    assert Index.parse((out / "index.json").read_bytes()).version == version
+    assert not (out / "_liveset" / "staged").exists()
+    named = {record.filename for number in range(1, version + 1) for record in open_snapshot(LocalStore(out), number).index.chunks}
+    assert set(chunks(out)) == named
+    if key is not None:
+        assert StreamingDataset(str(out)).get_by_keys([59]) == [late(59)]
+        assert list((out / "keys").iterdir())
+    # The same call once more is another run: it is not taken for the one that is done.
+    if mode is None:
+        with pytest.raises(DatasetExists):
+            again(out, mode, key)
+    elif mode == "append" and key is not None:
+        with pytest.raises(KeyConflict):
+            again(out, mode, key, late)
+    else:
+        again(out, mode, key, late)
+        assert read(out) == (wanted if mode == "append" else []) + [late(i) for i in range(60)]
+        assert Index.parse((out / "index.json").read_bytes()).version == version + 1
 
-        def killed(_: Any) -> None:
-            raise KeyboardInterrupt
 
-        patch.setattr("liveset.write.checkpoint.Checkpoint.remove", killed)
-        with pytest.raises(KeyboardInterrupt):
-            optimize(Work(tmp_path / "calls"), range(60), out, use_checkpoint=True, mode="append", chunk_size=10)
-    assert read(out) == samples(5) + samples(60)
-    optimize(Work(tmp_path / "calls"), range(60), out, use_checkpoint=True, mode="append", chunk_size=10)
-    assert read(out) == samples(5) + samples(60)  # once
-    assert Work(tmp_path / "calls").calls() == Counter(range(60))
+def test_a_run_killed_after_its_commit_does_not_undo_later_ones(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    kill_late(out, "overwrite", None, "committed")
+    optimize(late, range(3), out, mode="overwrite", compression="zstd")
+    again(out, "overwrite")
+    assert read(out) == [late(i) for i in range(3)]
+    assert not (out / "_liveset" / "staged").exists()
+    assert list(StreamingDataset(str(out), version=1)[:]) == [late(i) for i in range(60)]
+
+
+def test_a_run_killed_after_its_commit_whose_version_was_vacuumed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    kill_late(out, "append", None, "published")
+    optimize(late, range(3), out, mode="append", nullable=["late"])
+    tag(str(out), "both")
+    optimize(late, range(5), out, mode="overwrite")
+    assert vacuum(str(out), keep=1).expired == (1, 3)  # that is recent, so the checkpoint stays
+    again(out, "append")
+    assert read(out) == [late(i) for i in range(5)]
+    assert not (out / "_liveset" / "staged").exists()
+    assert list(StreamingDataset(str(out), version="both")[:]) == [late(i) for i in [*range(60), *range(3)]]
+
+
+def test_a_run_killed_after_its_commit_is_in_nobodys_way(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    kill_late(out, None, None, "committed")
+    optimize(late, range(5), out, mode="append", use_checkpoint=True, nullable=["late"])
+    assert read(out) == [late(i) for i in [*range(60), *range(5)]]
     assert clean(out)
+
+
+def test_a_run_with_a_session_killed_after_its_commit(tmp_path: Path) -> None:
+    for point in ("committed", "half removed"):
+        for session in (None, "mine"):
+            out = tmp_path / f"{point}-{session}"
+            kill_late(out, "append", None, f"{point} mine" if point == "committed" else point)
+            again(out, "append", session=session)
+            assert read(out) == [late(i) for i in range(60)]
+            assert clean(out)
 
 
 # Damage

@@ -361,6 +361,133 @@ def test_ctrl_c(tmp_path: Path, workers: int) -> None:
     assert read(out) == list(range(10))
 
 
+# SIGTERM, which a scheduler sends
+
+TERMINATED = """
+import os, signal, sys, threading
+from liveset.write.optimize import optimize
+
+out, pipe, workers, method, kind = sys.argv[1:]
+
+def fn(i):
+    if i == 40:
+        with open(pipe, "w") as file:
+            file.write("busy")
+        try:
+            threading.Event().wait()
+        except BaseException:
+            if kind != "swallowed":
+                raise
+    return i
+
+def run():
+    optimize(
+        fn, range(50), out, mode="append", num_workers=int(workers), start_method=method or None, chunk_size=3,
+        use_checkpoint=kind == "checkpoint", verbose=False,
+    )
+
+if kind == "own handler":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    run()
+elif kind == "other thread":
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+else:
+    run()
+"""
+
+
+def terminate(out: Path, pipe: str, workers: int, method: str, kind: str, *, group: bool = False) -> subprocess.CompletedProcess[str]:
+    os.mkfifo(pipe)
+    arguments = [sys.executable, "-c", TERMINATED, str(out), pipe, str(workers), method, kind]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    with open(pipe) as file:
+        assert file.read() == "busy"
+    (os.killpg if group else os.kill)(process.pid, signal.SIGTERM)
+    shown, errors = process.communicate(timeout=60)  # which waits for all that hold the pipes: workers, too
+    return subprocess.CompletedProcess(arguments, process.returncode, shown, errors)
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["parent", "group"])
+@pytest.mark.parametrize(("workers", "method"), [(1, ""), (2, "spawn"), (2, "fork")])
+def test_sigterm_leaves_no_files(tmp_path: Path, workers: int, method: str, group: bool) -> None:
+    out = tmp_path / "out"
+    optimize(lambda i: i, range(10), out)
+    before = {str(file): file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    done = terminate(out, str(tmp_path / "pipe"), workers, method, "plain", group=group)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "", "")
+    assert {str(file): file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_keeps_a_checkpoint(tmp_path: Path, workers: int) -> None:
+    out = tmp_path / "out"
+    done = terminate(out, str(tmp_path / "pipe"), workers, "", "checkpoint")
+    assert done.returncode == -signal.SIGTERM
+    calls: list[int] = []
+
+    def fn(i: int) -> int:
+        calls.append(i)
+        return i
+
+    optimize(fn, range(50), out, mode="append", num_workers=1, chunk_size=3, use_checkpoint=True)
+    assert read(out) == list(range(50))
+    assert len(calls) < 45
+    assert not (out / "_liveset" / "staged").exists()
+
+
+AWKWARD = """
+import os, signal, sys
+from liveset.write.optimize import optimize
+from liveset.write.staging import Staging
+
+terminate = lambda: os.kill(os.getpid(), signal.SIGTERM)
+if sys.argv[2] == "fork":
+    os.register_at_fork(after_in_parent=terminate)
+else:
+    discard = Staging.discard
+    Staging.discard = lambda *args: (terminate(), discard(*args))
+
+def fn(i):
+    if i == 40:
+        raise ValueError
+    return i
+
+workers, method = (2, "fork") if sys.argv[2] == "fork" else (1, None)
+optimize(fn, range(50), sys.argv[1], num_workers=workers, start_method=method, chunk_size=3, verbose=False)
+"""
+
+
+@pytest.mark.parametrize("when", ["fork", "clean-up"])
+def test_sigterm_at_an_awkward_time(tmp_path: Path, when: str) -> None:
+    done = run(AWKWARD, tmp_path / "out", when)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_handler_of_the_program_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = terminate(out, str(tmp_path / "pipe"), 1, "", "own handler")
+    assert (done.returncode, done.stderr) == (7, "")
+    assert not out.exists()  # since sys.exit() unwinds
+
+
+def test_sigterm_that_fn_swallows_comes_at_the_end(tmp_path: Path) -> None:
+    done = terminate(tmp_path / "out", str(tmp_path / "pipe"), 1, "", "swallowed")
+    assert done.returncode == -signal.SIGTERM
+    assert read(tmp_path / "out") == list(range(50))
+
+
+def test_sigterm_is_not_touched_outside_the_main_thread(tmp_path: Path) -> None:
+    done = terminate(tmp_path / "out", str(tmp_path / "pipe"), 1, "", "other thread")
+    assert done.returncode == -signal.SIGTERM
+    before = signal.getsignal(signal.SIGTERM)
+    optimize(lambda i: i, range(10), tmp_path / "other", num_workers=1)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 # A full disk
 
 FULL = """

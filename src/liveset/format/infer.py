@@ -156,12 +156,14 @@ _PICKLABLE = JSON_FORMATS | {"bytes", "numpy", "no_header_numpy", "tensor", "no_
 
 def _require_picklable(node: Node, a: Node, b: Node, path: Path) -> None:
     if isinstance(node, Branch):
-        for child in node.children:
-            _require_picklable(child, a, b, path)
+        for step, child in zip(node.keys if node.keys is not None else range(len(node.children)), node.children, strict=True):
+            _require_picklable(child, a, b, (*path, step))
     elif media_family(node.format) not in _PICKLABLE:
         name = path_text(path)
         raise SampleError(
-            f"field {name!r} changes from {describe(a)} to {describe(b)}, and no leaf type holds both: let fn return one kind of value.",
+            f"field {name!r} is {describe(node)} in some samples and missing, None or of another kind in others ({describe(a)}, then "
+            f"{describe(b)}), and no leaf type holds both. Give it the same kind of value in all samples, such as a placeholder; or store "
+            "bytes or None there (path.read_bytes()) and decode them after reading.",
             field=name,
         )
 
@@ -175,7 +177,7 @@ def make_nullable(root: Node, fields: Iterable[str]) -> Node:
         name = path_text(path)
         if name in names:
             found.add(name)
-            return join(node, JSON, path)
+            return _with_none(node, path)
         if isinstance(node, Leaf):
             return node
         steps = node.keys if node.keys is not None else range(len(node.children))
@@ -185,6 +187,17 @@ def make_nullable(root: Node, fields: Iterable[str]) -> Node:
     if missing := sorted(names - found):
         raise SampleError(f"nullable= names the fields {missing}, which the samples do not have.", field=missing[0])
     return result
+
+
+def _with_none(node: Node, path: Path) -> Node:
+    try:
+        return join(node, JSON, path)
+    except SampleError as error:
+        raise SampleError(
+            f"nullable= names the field {path_text(path)!r}, but {describe(node)} cannot be None. Use a placeholder; or store bytes or "
+            "None there (path.read_bytes()) and decode them after reading.",
+            field=error.field,
+        ) from error
 
 
 def describe(node: Node) -> str:

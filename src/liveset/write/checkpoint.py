@@ -3,6 +3,8 @@
 A run keeps ``_liveset/staged/<run>/``: a manifest (what is made from what), one file per attempt (who works here), and one small file for
 each chunk, written once the chunk is durable. Nothing is ever replaced, so a file is whole or it is the last one that was begun; every
 file carries a checksum, and a damaged one ends the chain that it belongs to. A resumed run does the inputs that no chain covers.
+
+A run commits with a session of its own, so that a checkpoint that was left behind after the commit is known to be done.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ import marshal
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from liveset.edit.versions import find_session
 from liveset.errors import DatasetError
 from liveset.format.codec import checksum
-from liveset.format.index import ChunkRecord
+from liveset.format.index import ChunkRecord, Index
 from liveset.format.schema import Schema
+from liveset.format.stamp import HistoryEntry
 from liveset.storage import PRIVATE, Store
 from liveset.write.chunker import StagedChunk
 from liveset.write.plan import Span
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("liveset")
 
 STAGED = PRIVATE + "staged/"
-_MANIFEST = "manifest.json"
+_MANIFEST, _ATTEMPT = "manifest.json", "attempt-"
 _FORMAT = 1
 
 
@@ -111,17 +115,28 @@ class Chain:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """The checkpoint of a run: what earlier attempts finished, and what is left to do."""
+    """The checkpoint of a run: what earlier attempts finished, and what is left to do.
+
+    Attributes:
+        store: where the dataset is.
+        folder: where the checkpoint is.
+        facts: what was told about the run when it began.
+        done: what earlier attempts finished.
+        left: the inputs that are left to do.
+        attempts: what was noted about earlier attempts.
+        session: what this attempt commits with.
+    """
 
     store: Store
     folder: str
-    token: str
+    facts: Mapping[str, Any]
+    session: str = ""
     done: list[Chain] = field(default_factory=list)
     left: list[Span] = field(default_factory=list)
     attempts: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def open(cls, store: Store, facts: Mapping[str, Any], count: int, token: str) -> Checkpoint:
+    def open(cls, store: Store, facts: Mapping[str, Any], count: int, token: str, session: str | None = None) -> Checkpoint:
         """Resume the run with these facts, or begin one.
 
         Args:
@@ -129,36 +144,78 @@ class Checkpoint:
             facts: what must be equal for a run to be resumed: configuration and inputs.
             count: how many inputs there are.
             token: of this attempt.
+            session: what it commits with, if the user has said that.
 
         Raises:
             ValueError: there is a checkpoint of other inputs or another configuration, or a run that is at work.
         """
-        facts = json.loads(json.dumps(facts))
         others = []
-        for folder, names in sorted(_folders(store).items()):
-            manifest = read_sealed(store, folder + _MANIFEST)
-            if manifest is None:
-                _log.warning("%s/%s is no readable checkpoint and is ignored; remove the folder.", store.url, folder)
-            elif manifest["facts"] != facts:
-                differing = [name for name in facts if manifest["facts"].get(name) != facts[name]]
-                others.append(f"{folder} (other {', '.join(differing)})")
-            else:
-                checkpoint = cls(store, folder, token)
-                checkpoint._resume(names, count)
+        for checkpoint in checkpoints(store):
+            if not (differing := checkpoint.differing(facts)):
+                checkpoint.resume(count)
+                checkpoint.sign(token, session)
                 return checkpoint
+            others.append(f"{checkpoint.folder} (other {', '.join(differing)})")
         if others:
             raise ValueError(
                 f"Existing checkpoints are not compatible with the current configuration. {store.url} holds {'; '.join(others)}. "
                 "Run with the same inputs and arguments as before to go on, or remove the folder to begin anew."
             )
-        checkpoint = cls(store, f"{STAGED}{secrets.token_hex(8)}/", token, left=[Span(0, 0, count)])
+        checkpoint = cls(store, f"{STAGED}{secrets.token_hex(8)}/", facts, left=[Span(0, 0, count)])
         write_sealed(store, checkpoint.folder + _MANIFEST, {"format": _FORMAT, "facts": facts})
-        checkpoint._sign()
+        checkpoint.sign(token, session)
         return checkpoint
+
+    def resume(self, count: int) -> None:
+        """Find out what earlier attempts finished, of so many inputs."""
+        self.require_idle()
+        names = [entry.name for entry in self.store.list(self.folder)]
+        sizes = {entry.name: entry.size for entry in self.store.list("chunk-")}
+        chains = read_chains(self.store, self.folder, names, sizes)
+        self.done, self.left = cover(chains, count)
+        finished = count - sum(len(span) for span in self.left)
+        _log.info("Resuming the run in %s/%s: %d of %d inputs are done.", self.store.url, self.folder, finished, count)
+
+    def sign(self, token: str, session: str | None) -> None:
+        """Note that an attempt begins."""
+        self.session = session if session is not None else self._own_session
+        value = {
+            "format": _FORMAT,
+            "token": token,
+            "session": self.session,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": _started(os.getpid()),
+        }
+        write_sealed(self.store, f"{self.folder}{_ATTEMPT}{token}.json", value)
+
+    def differing(self, facts: Mapping[str, Any]) -> list[str]:
+        """Return the names of those facts that are not equal here."""
+        return [name for name, value in json.loads(json.dumps(facts)).items() if self.facts.get(name) != value]
+
+    def find_commit(self, head: Index) -> HistoryEntry | None:
+        """Return the commit that an attempt made of the run, if one got so far."""
+        sessions = {self._own_session, *(attempt.get("session", "") for attempt in self.attempts)} - {""}
+        found = (find_session(self.store, head, session, to_the_end=False) for session in sessions)
+        return next((entry for entry in found if entry is not None), None)
+
+    def is_idle(self) -> bool:
+        """Return whether no attempt is at work, as far as this machine can tell."""
+        return not any(map(_alive, self.attempts))
+
+    def require_idle(self) -> None:
+        """Raise ``ValueError`` if an attempt is at work."""
+        for attempt in filter(_alive, self.attempts):
+            raise ValueError(
+                f"Another run (process {attempt['pid']}) is at work on the checkpoint {self.folder} of {self.store.url}. "
+                "Wait until it ends, or run without use_checkpoint."
+            )
 
     def remove(self) -> None:
         """Remove the files of the checkpoint, after the commit."""
-        self.store.delete([entry.name for entry in self.store.list(self.folder)])
+        # The manifest goes last: without it nobody could tell that the rest is of a run that was committed.
+        names = [entry.name for entry in self.store.list(self.folder)]
+        self.store.delete(sorted(names, key=lambda name: (name == self.folder + _MANIFEST, name.startswith(self.folder + _ATTEMPT))))
 
     def is_empty(self) -> bool:
         """Return whether nothing is finished that could be used again."""
@@ -168,25 +225,20 @@ class Checkpoint:
         """Return the tokens of earlier attempts that are certainly over: files of theirs that nobody lists are left-overs."""
         return {attempt["token"] for attempt in self.attempts if attempt["host"] == socket.gethostname()}
 
-    def _resume(self, names: Sequence[str], count: int) -> None:
-        for name in names:
-            if name.startswith(self.folder + "attempt-") and (attempt := read_sealed(self.store, name)) is not None:
-                if _alive(attempt):
-                    raise ValueError(
-                        f"Another run (process {attempt['pid']}) is at work on the checkpoint {self.folder} of {self.store.url}. "
-                        "Wait until it ends, or run without use_checkpoint."
-                    )
-                self.attempts.append(attempt)
-        sizes = {entry.name: entry.size for entry in self.store.list("chunk-")}
-        chains = read_chains(self.store, self.folder, names, sizes)
-        self.done, self.left = cover(chains, count)
-        self._sign()
-        finished = count - sum(len(span) for span in self.left)
-        _log.info("Resuming the run in %s/%s: %d of %d inputs are done.", self.store.url, self.folder, finished, count)
+    @property
+    def _own_session(self) -> str:
+        return f"checkpoint-{self.folder.split('/')[-2]}"
 
-    def _sign(self) -> None:
-        value = {"format": _FORMAT, "token": self.token, "host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid())}
-        write_sealed(self.store, f"{self.folder}attempt-{self.token}.json", value)
+
+def checkpoints(store: Store) -> Iterator[Checkpoint]:
+    """Yield the checkpoints that are there, with their attempts; what they finished is not read yet."""
+    for folder, names in sorted(_folders(store).items()):
+        manifest = read_sealed(store, folder + _MANIFEST)
+        if manifest is None:
+            _log.warning("%s/%s is no readable checkpoint and is ignored; remove the folder.", store.url, folder)
+            continue
+        attempts = [read_sealed(store, name) for name in names if name.startswith(folder + _ATTEMPT)]
+        yield Checkpoint(store, folder, manifest["facts"], attempts=[attempt for attempt in attempts if attempt is not None])
 
 
 def read_chains(store: Store, folder: str, names: Sequence[str], sizes: Mapping[str, int]) -> list[Chain]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from liveset.edit.meter import Progress
 from liveset.errors import WorkerError
 from liveset.storage import Store
 from liveset.write.failures import FOUND
@@ -20,7 +21,6 @@ from liveset.write.feeds import OrderedFeed, SharedFeed, SpanFeed
 from liveset.write.inputs import EMPTY, Indexed, Inputs, Stream
 from liveset.write.options import Workers
 from liveset.write.plan import Span, share
-from liveset.write.progress import Progress
 from liveset.write.runner import Runner
 from liveset.write.shipping import dump_function, warn_if_large
 from liveset.write.spans import ChunkSettings, SpanResult, SpanWriter, in_order

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from liveset.edit.meter import Progress
 from liveset.write.failures import describe, sample_refused
 from liveset.write.inputs import END, PENDING, Indexed, Stream
 from liveset.write.messages import Batch, Close, Closed, Done, Open, Order, Quit
 from liveset.write.plan import Span
-from liveset.write.progress import Progress
 from liveset.write.shipping import Packer, pack_inputs, unpack, unpack_all
 from liveset.write.spans import SpanResult, SpanWriter
 

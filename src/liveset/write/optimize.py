@@ -10,10 +10,13 @@ from typing import Any, Literal
 from liveset.edit.commit import check_texts
 from liveset.storage import open_store
 from liveset.write import options
+from liveset.write.checkpoint import fingerprint
 from liveset.write.execution import Job
-from liveset.write.inputs import Inputs, Stream, open_inputs
-from liveset.write.run import Run, Wishes
-from liveset.write.target import Asked, CommitWishes, Target
+from liveset.write.inputs import Indexed, Inputs, Stream, open_inputs
+from liveset.write.landing import CommitWishes
+from liveset.write.run import Run, Wishes, settle
+from liveset.write.signals import unwinding
+from liveset.write.target import Asked, Target
 
 _log = logging.getLogger("liveset")
 
@@ -57,11 +60,14 @@ def optimize(
     allow_pickle: bool = False,
     session: str | None = None,
     message: str = "",
+    author: str = "",
+    force: bool = False,
 ) -> None:
     """Call ``fn`` for every input and make a dataset of the samples.
 
     The samples are written to chunk files beside the dataset that stands in ``output_dir``, if any, and become part of it in one commit at
-    the end. Until then, and if anything fails, readers see what was there before; the files of a failed run are removed.
+    the end. Until then, and if anything fails, readers see what was there before; the files of a failed run are removed, also after Ctrl-C
+    and SIGTERM (unless the program handles that itself). What SIGKILL leaves behind, a ``vacuum`` removes.
 
     Args:
         fn: called with each input. It returns a sample, or None to skip the input, or is a generator function that yields several
@@ -95,8 +101,9 @@ def optimize(
         mode: what to do if ``output_dir`` holds a dataset: None refuses, ``"append"`` adds the samples behind its own, ``"overwrite"``
             replaces it (the earlier version stays readable with ``StreamingDataset(..., version=N)``). Without a dataset both write a new
             one. Files that are not the dataset's are never touched.
-        use_checkpoint: keep what is finished if the run breaks; the same call then goes on from there, also with other workers. ``fn``
-            may have been repaired in between; it should give the same samples for an input again.
+        use_checkpoint: keep what is finished if the run breaks; the same call then goes on from there, also with other workers, or
+            returns at once if the broken run had committed. ``fn`` may have been repaired in between; it should give the same samples for
+            an input again.
         item_loader: not supported yet.
         start_method: ``"spawn"``, ``"fork"`` or ``"forkserver"``; asks for worker processes even if ``num_workers`` does not. Default
             spawn.
@@ -112,6 +119,8 @@ def optimize(
         allow_pickle: store objects of any type with pickle. Reading them needs ``allow_pickle=True``, too.
         session: name of this piece of work. If a commit with this name is in the history already, nothing is committed again.
         message: a text for the history.
+        author: who did it, for the history.
+        force: with ``mode="overwrite"``: also replace what others commit while this runs, which is an ``OverwriteConflict`` otherwise.
 
     Raises:
         DatasetExists: a dataset stands in ``output_dir`` and ``mode`` is None.
@@ -120,7 +129,7 @@ def optimize(
         PickleRefused: a sample needs ``allow_pickle=True``.
         SchemaConflict: samples do not fit the dataset that they should be appended to.
         DuplicateKeys, KeyConflict: a key occurs twice, or is in the dataset already.
-        OverwriteConflict: the dataset was changed by others while it was about to be overwritten.
+        OverwriteConflict: the dataset was changed by others while it was about to be overwritten; ``force=True`` replaces that, too.
         StorageError: the disk is full or failed.
         ValueError: an argument has no meaning.
 
@@ -138,7 +147,8 @@ def optimize(
     if not callable(fn):
         raise ValueError(f"`fn` should be a function of one input. Found {type(fn).__name__}.")
     options.check_mode(mode)
-    check_texts(session=session, message=message)
+    options.check_force(force, mode)
+    check_texts(session=session, message=message, author=author)
     options.refuse_unsupported(
         {
             "input_dir": input_dir,
@@ -161,9 +171,26 @@ def optimize(
         kind = "generators" if queue is None else "Queue based data processing"
         raise ValueError(f"Checkpoint feature is not supported for {kind}, yet.")
     asked = Asked(sizes, compression, compression_level, compression_batch_size, tuple(nullable))
-    target = Target(open_store(options.output_path(output_dir)), mode, session)
+    store = open_store(options.output_path(output_dir))
+    facts: dict[str, Any] = {}
+    if use_checkpoint and isinstance(opened, Indexed):
+        facts = {
+            "mode": mode,
+            "chunk_size": sizes.samples,
+            "chunk_bytes": sizes.size,
+            "compression": [compression, compression_level, compression_batch_size],
+            "batch_size": batch_size,
+            "align_chunking": align_chunking,
+            "nullable": list(asked.nullable),
+            "allow_pickle": allow_pickle,
+            "keys": key_fn if key_fn is None or isinstance(key_fn, str) else "a function",
+            "inputs": fingerprint(opened),
+        }
+        if settle(store, facts):
+            return
+    target = Target(store, mode, session)
     if target.done:
-        _log.info("%s: session %r is committed already; there is nothing to do.", target.store.url, session)
+        _log.info("%s: session %r is committed already; there is nothing to do.", store.url, session)
         return
     rule = target.key_rule(key_fn)
     job = Job(
@@ -175,18 +202,8 @@ def optimize(
         weights=_weights(weights, opened, width),
         align=chunk_size if align_chunking else None,
     )
-    facts = {
-        "mode": mode,
-        "chunk_size": job.settings.limit.samples,
-        "chunk_bytes": job.settings.limit.size,
-        "compression": None if job.settings.compression is None else job.settings.compression.to_config(),
-        "batch_size": batch_size,
-        "align_chunking": align_chunking,
-        "nullable": list(asked.nullable),
-        "allow_pickle": allow_pickle,
-        "keys": None if rule is None else rule.field or "key_fn",
-    }
-    Run(job, target, Wishes(use_checkpoint, verbose, CommitWishes(session, message, num_shards), facts))()
+    with unwinding():
+        Run(job, target, Wishes(use_checkpoint, verbose, CommitWishes(session, message, author, num_shards, force), facts))()
 
 
 def _weights(weights: Sequence[float] | None, inputs: Inputs, batch_size: int | None) -> list[float] | None:

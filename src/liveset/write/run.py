@@ -10,18 +10,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from liveset.edit.changes import files_of
 from liveset.edit.commit import new_token
-from liveset.errors import CommitUnknown
+from liveset.edit.meter import Progress
+from liveset.edit.publish import publish_keys
+from liveset.errors import CommitUnknown, VersionExpired, VersionNotFound
 from liveset.format.index import Index
-from liveset.write.checkpoint import Checkpoint, fingerprint
+from liveset.snapshot import Snapshot, open_snapshot
+from liveset.storage import Store
+from liveset.write.checkpoint import Checkpoint, checkpoints
 from liveset.write.chunker import StagedChunk
 from liveset.write.execution import Execution, Job
 from liveset.write.inputs import Indexed
+from liveset.write.landing import CommitWishes, Landing
 from liveset.write.plan import Span
-from liveset.write.progress import Progress
+from liveset.write.signals import held
 from liveset.write.spans import SpanResult
 from liveset.write.staging import Staging
-from liveset.write.target import CommitWishes, Target
+from liveset.write.target import Target, newest
 from liveset.write.unify import unify, with_keys
 
 _log = logging.getLogger("liveset")
@@ -34,7 +40,7 @@ class Wishes:
     use_checkpoint: bool = False
     verbose: bool = True
     commit: CommitWishes = field(default_factory=CommitWishes)
-    facts: Mapping[str, Any] | None = None  # arguments that a resumed run must have in common with the broken one
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what a resumed run must have in common with the broken one
 
 
 class Run:
@@ -43,6 +49,7 @@ class Run:
     def __init__(self, job: Job, target: Target, wishes: Wishes) -> None:
         self._target, self._wishes = target, wishes
         self._store = target.store
+        self._landing = Landing(target, wishes.commit)
         self._token = new_token()
         self._staging = Staging(self._store, self._token)
         self._checkpoint: Checkpoint | None = None
@@ -55,13 +62,12 @@ class Run:
             self._probe()
             if self._wishes.use_checkpoint:
                 self._open_checkpoint()
-                if self._committed_before():
-                    return
             elif isinstance(self._job.inputs, Indexed):
                 self._job = replace(self._job, spans=(Span(0, 0, len(self._job.inputs)),))
             self._execute()
         except BaseException as error:
-            self._clean_up(error)
+            with held():
+                self._clean_up(error)
             raise
 
     def _probe(self) -> None:
@@ -88,15 +94,14 @@ class Run:
         )
         records = [chunk.record for chunk in unified.chunks]
         self._committing = True
-        wishes = replace(self._wishes.commit, resumed=self._checkpoint is not None)
-        version = self._target.commit(unified.chunks, unified.schema, settings, wishes)
-        names = {record.filename for record in records} | _key_tables(version)
+        version = self._landing.commit(unified.chunks, unified.schema, settings)
         if version is not None and not {record.filename for record in records} <= {record.filename for record in version.chunks}:
             self._staging.discard()  # the session was committed before; these chunks are in no version
         elif unified.replaced:
             self._store.delete(unified.replaced)
         self._report(progress, version, chunks, sum(result.inputs for result in results) + before, skipped)
-        self._close_checkpoint(names)
+        if self._checkpoint is not None:
+            forget(self._checkpoint, version, self._staging)
         self._staging.prune()
 
     def _joined(self, results: Sequence[SpanResult]) -> tuple[list[StagedChunk], int]:
@@ -126,39 +131,20 @@ class Run:
         assert isinstance(inputs, Indexed)
         config = self._target.config
         facts = {
-            **(self._wishes.facts or {}),
+            **self._wishes.facts,
             "dataset": None if config is None else hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
-            "inputs": fingerprint(inputs),
         }
-        self._checkpoint = Checkpoint.open(self._store, facts, len(inputs), self._token)
+        wishes = self._wishes.commit
+        self._checkpoint = Checkpoint.open(self._store, facts, len(inputs), self._token, wishes.session)
+        self._landing = Landing(self._target, replace(wishes, session=self._checkpoint.session, resumed=True))
         settings = replace(self._job.settings, log=self._checkpoint.folder)
         self._job = replace(self._job, settings=settings, spans=tuple(self._checkpoint.left))
-
-    def _committed_before(self) -> bool:
-        """Return whether the broken run got as far as its commit: then all that is left is to forget the checkpoint."""
-        assert self._checkpoint is not None
-        base = self._target.base
-        names = {chunk.record.filename for chain in self._checkpoint.done for chunk in chain.chunks}
-        if base is None or not names & {record.filename for record in base.chunks}:
-            return False
-        _log.info("%s: the run of this checkpoint was committed already.", self._store.url)
-        self._close_checkpoint(names | _key_tables(base))
-        return True
-
-    def _close_checkpoint(self, keep: set[str]) -> None:
-        if self._checkpoint is None:
-            return
-        if tokens := self._checkpoint.dead_tokens():
-            self._staging.adopt(tokens)
-            self._staging.discard(keep)
-        self._checkpoint.remove()
-        self._staging.prune(self._checkpoint.folder)
 
     # Failure
 
     def _clean_up(self, error: BaseException) -> None:
         """Remove what the run made, unless it may be part of the dataset, or is to be used again."""
-        if isinstance(error, CommitUnknown) or (self._committing and self._target.may_hold(error)):
+        if isinstance(error, CommitUnknown) or (self._committing and self._landing.may_hold(error)):
             return
         if self._checkpoint is None:
             self._staging.discard()
@@ -171,6 +157,54 @@ class Run:
             _log.warning("The run failed; what is finished is kept in %s/%s.", self._store.url, self._checkpoint.folder)
 
 
-def _key_tables(version: Index | None) -> set[str]:
-    files = version.edit.key_files if version is not None and version.edit is not None else None
-    return set(files.tables) if files is not None else set()
+def settle(store: Store, facts: Mapping[str, Any]) -> bool:
+    """Clean up after runs that were killed between their commit and the end.
+
+    Args:
+        store: where the dataset is.
+        facts: what is known of a run by its arguments alone.
+
+    Returns:
+        Whether the run with these facts is one of them.
+
+    Raises:
+        ValueError: a run with these facts is at work.
+    """
+    head = newest(store)
+    if head is None:
+        return False
+    found = False
+    for checkpoint in checkpoints(store):
+        same = not checkpoint.differing(facts)
+        if same:
+            checkpoint.require_idle()
+        if not checkpoint.is_idle() or (entry := checkpoint.find_commit(head.index)) is None:
+            continue
+        found |= same
+        _log.info("%s: the run of the checkpoint %s was committed already, as version %d.", store.url, checkpoint.folder, entry.version)
+        staging = Staging(store, new_token())
+        try:
+            version = open_snapshot(store, entry.version)
+        except (VersionExpired, VersionNotFound):
+            checkpoint.remove()  # which of its files are needed still is for a vacuum to find out
+            staging.prune(checkpoint.folder)
+        else:
+            forget(checkpoint, version.index, staging)
+            _publish_late(version)
+    return found
+
+
+def forget(checkpoint: Checkpoint, version: Index | None, staging: Staging) -> None:
+    """Remove a checkpoint, and what its attempts wrote that the version which came of them does not need."""
+    if tokens := checkpoint.dead_tokens():
+        staging.adopt(tokens)
+        staging.discard(files_of(version))
+    checkpoint.remove()
+    staging.prune(checkpoint.folder)
+
+
+def _publish_late(version: Snapshot) -> None:
+    """Publish the keys of a version if its run did not get so far."""
+    keyed = version.index.edit is not None and version.index.edit.key_files is not None
+    if keyed and next(iter(version.store.list("keys/")), None) is None:
+        publish_keys(version.store, version.index)

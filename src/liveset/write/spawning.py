@@ -11,6 +11,8 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from liveset.write.signals import held
+
 _patching = threading.Lock()
 
 
@@ -21,7 +23,7 @@ def start_process(context: BaseContext, target: Callable[..., None], args: tuple
     more in every worker.
     """
     process: BaseProcess = context.Process(target=target, args=args, name=name)  # type: ignore[attr-defined]
-    with _without_main(), _without_interrupts():
+    with _without_main(), _without_interrupts(), held():
         process.start()
     return process
 
@@ -55,7 +57,8 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore_interrupts() -> None:
-    """Leave Ctrl-C to the parent process (called in a worker)."""
+def leave_signals() -> None:
+    """Leave Ctrl-C to the parent process, and let SIGTERM, which comes from it, end this one at once (called in a worker)."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has the handler of its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from liveset.edit.adopt import adopt_store
-from liveset.edit.changes import Append, Change, Keys, Overwrite
-from liveset.edit.commit import commit
-from liveset.edit.keyfiles import KeyWriter
-from liveset.edit.publish import layout, publish_keys, require_parquet
-from liveset.edit.rebase import check_rebase
+from liveset.edit.chunkfiles import DEFAULT_CHUNK_SIZE, ChunkLimit
+from liveset.edit.publish import require_parquet
 from liveset.edit.versions import find_session
-from liveset.errors import Conflict, DatasetError, DatasetExists, DuplicateKeys, OverwriteConflict, SchemaConflict, SessionExpired
+from liveset.errors import DatasetExists, DatasetNotFound, SchemaConflict
 from liveset.format.codec import Compression
-from liveset.format.config import make_config
-from liveset.format.index import Index
+from liveset.format.config import stored_limits
 from liveset.format.schema import Schema
-from liveset.format.stamp import HistoryEntry, KeyFiles
 from liveset.keystore import open_keys
-from liveset.snapshot import Snapshot
+from liveset.snapshot import Snapshot, open_snapshot
 from liveset.storage import HEAD, Store
-from liveset.write.chunker import DEFAULT_CHUNK_SIZE, ChunkLimit, StagedChunk
 from liveset.write.keying import KeyFunction, KeyRule
-from liveset.write.options import Sizes, dataset_exists_message, parse_size
+from liveset.write.options import Sizes, dataset_exists_message
 from liveset.write.spans import ChunkSettings
 
-_log = logging.getLogger("liveset")
+
+def newest(store: Store) -> Snapshot | None:
+    """Return the newest version of a dataset, or None where there is none."""
+    try:
+        return open_snapshot(store)
+    except DatasetNotFound:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +38,6 @@ class Asked:
     compression_level: str | None
     compression_batch_size: int | None
     nullable: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CommitWishes:
-    """What the caller said about the commit."""
-
-    session: str | None = None
-    message: str = ""
-    num_shards: int = 1
-    resumed: bool = False
 
 
 class Target:
@@ -67,7 +54,8 @@ class Target:
 
     def __init__(self, store: Store, mode: str | None, session: str | None = None) -> None:
         self.store, self.mode = store, mode
-        self.base = _read(store)
+        self.snapshot = newest(store)
+        self.base = self.snapshot.index if self.snapshot is not None else None
         # Whether this very piece of work is in the dataset already.
         self.done = self.base is not None and session is not None and find_session(store, self.base, session) is not None
         if self.base is not None and mode is None and not self.done:
@@ -84,7 +72,7 @@ class Target:
         """
         rule = None if key_fn is None else KeyRule.of(key_fn)
         base = self.base if self.mode == "append" else None
-        keyed = base is not None and open_keys(Snapshot(self.store, base)) is not None
+        keyed = base is not None and self.snapshot is not None and open_keys(self.snapshot) is not None
         # A dataset without samples takes any keys, and remembers the field of those that it would have.
         if base is None or (not base.chunks and (rule is not None or not keyed)):
             if rule is not None:
@@ -163,7 +151,7 @@ class Target:
         """Return when a chunk is full: as asked for, else as in the dataset that is appended to."""
         if sizes.samples is not None or sizes.size is not None:
             return ChunkLimit(sizes.samples, sizes.size)
-        samples, size = _limits(self.config or {})
+        samples, size = stored_limits(self.config or {})
         return ChunkLimit(samples, size) if samples or size else ChunkLimit(None, DEFAULT_CHUNK_SIZE)
 
     @property
@@ -172,89 +160,6 @@ class Target:
         names = [record.filename for record in self.base.chunks] if self.base is not None and self.mode == "append" else []
         numbers = [int(found[1]) for name in names if (found := re.match(r"chunk-\d+-(\d+)", name))]
         return max(numbers, default=-1) + 1
-
-    def commit(self, chunks: Sequence[StagedChunk], schema: Schema | None, settings: ChunkSettings, wishes: CommitWishes) -> Index | None:
-        """Make the chunks a version.
-
-        Returns:
-            The version, or None if there was nothing to append.
-
-        Raises:
-            DatasetExists: a dataset appeared meanwhile, and there is no mode.
-            DuplicateKeys, KeyConflict: a key occurs twice, or is in the dataset already.
-            Conflict: other commits stand in the way.
-        """
-        if self.mode == "append" and self.base is not None and not chunks:
-            return None
-        if self.mode == "append" and self.base is not None and self.base.edit is None:
-            # The other program's writers would not see our commits. The base stays: others may have committed since it was read.
-            adopt_store(self.store)
-        config = self.config
-        if config is None and schema is not None:
-            limit = settings.limit
-            config = make_config(schema, samples=limit.samples, size=limit.size, compression=settings.compression)
-        keys = KeyWriter(self.store, settings.token) if settings.keys is not None else None
-        published = layout(wishes.num_shards, settings.keys.field) if settings.keys is not None else {}
-        columns = [(chunk.record.id or chunk.record.filename, chunk.keys) for chunk in chunks if chunk.keys is not None]
-
-        records = tuple(chunk.record for chunk in chunks)
-        # That there will be keys is known, their tables are not.
-        planned = Keys(KeyFiles("text", 0, ()), published) if keys is not None else None
-        change: Append | Overwrite = (Append if self.mode == "append" else Overwrite)(config, records, keys=planned)
-
-        def prepare(head: Index | None, since: Sequence[HistoryEntry]) -> Change:
-            # First of all: in another dataset the new keys must not even be looked up.
-            check_rebase(change, self.base, head, since)
-            if keys is None:
-                return change
-            if self.mode == "append" and head is not None and head.chunks:
-                return replace(change, keys=Keys(keys.extended(head, columns), head.layout_of_keys))
-            return replace(change, keys=Keys(keys.fresh(columns), published))
-
-        try:
-            index = commit(self.store, prepare, self.base, session=wishes.session, message=wishes.message, resumed=wishes.resumed)
-        except OverwriteConflict as error:
-            if self.mode is None:
-                raise DatasetExists(dataset_exists_message(self.store.url)) from error
-            raise
-        if keys is not None:
-            self._settle_keys(keys, index)
-        return index
-
-    def _settle_keys(self, keys: KeyWriter, index: Index) -> None:
-        """Remove tables that a lost race made useless, and publish the keys of a dataset that is new."""
-        files = index.edit.key_files if index.edit is not None else None
-        used = set(files.tables) if files is not None else set()
-        self.store.delete([name for name in keys.written if name not in used])
-        if self.base is None or self.mode != "append" or not self.base.chunks:
-            if self.base is None and next(iter(self.store.list("keys/")), None) is not None:
-                _log.warning("%s/keys holds files that are not this dataset's, so its keys are not published there.", self.store.url)
-                return
-            publish_keys(self.store, index)
-
-    def may_hold(self, error: BaseException) -> bool:
-        """Return whether a commit that ended in an error may have made our chunks part of the dataset all the same."""
-        if isinstance(error, Conflict | DatasetExists | DuplicateKeys | SessionExpired):
-            return False
-        try:
-            now = _read(self.store)
-        except DatasetError:
-            return True
-        if now is None or self.base is None:
-            return now is not None
-        return (now.version, now.id, now.digest) != (self.base.version, self.base.id, self.base.digest)
-
-
-def _read(store: Store) -> Index | None:
-    head = store.read_head()
-    return None if head is None else Index.parse(head.data, f"{store.url}/{HEAD}")
-
-
-def _limits(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    samples, size = config.get("chunk_size"), config.get("chunk_bytes")
-    if isinstance(size, str):
-        size = parse_size(size)
-    return samples if isinstance(samples, int) and samples > 0 else None, size if isinstance(size, int) and size > 0 else None
 
 
 def _told(compression: Compression | None) -> str:

@@ -20,7 +20,7 @@ from liveset.write.messages import Batch, Bye, Close, Closed, Done, Failed, Open
 from liveset.write.runner import Cell, Runner, Stopped
 from liveset.write.shipping import Packer, unpack_all
 from liveset.write.spans import ChunkSettings, SpanWriter
-from liveset.write.spawning import ignore_interrupts
+from liveset.write.spawning import leave_signals
 
 # How often a worker looks whether its parent is still the one that started it.
 _LOOK = 1.0
@@ -44,7 +44,7 @@ def main(
         inherited: ends of pipes that a forked process must close, or nobody would notice that the parent is gone.
         parent: process number of the parent, where it is the one that the system knows.
     """
-    ignore_interrupts()
+    leave_signals()
     for other in inherited:
         other.close()
     worker = _Worker(connection, current, slot)
