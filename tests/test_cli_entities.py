@@ -287,10 +287,34 @@ def test_keys_build(keyless: Path, capsys: pytest.CaptureFixture[str]) -> None:
         code, _, err = call(capsys, "keys", "build", keyless, "--field", "meta.no", *more)
         assert code == 1
         assert "has keys already; --overwrite builds them again" in err
-    code, out, _ = call(capsys, "keys", "build", keyless, "--field", "meta.no", "--overwrite", "--shards", "2", "--json")
+    code, out, _ = call(capsys, "keys", "build", keyless, "--field", "meta.no", "--overwrite", "--yes", "--shards", "2", "--json")
     assert (code, json.loads(out)) == (0, {"field": "meta.no", "keys": 10, "type": "int", "version": 3, "dry_run": False})
     assert len(list((keyless / "keys").glob("shard-*.parquet"))) == 2
     assert liveset.StreamingDataset(keyless).get_by_key(3)["id"] == "k3"
+
+
+def test_keys_are_replaced_only_after_a_yes(keyless: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    build = ("keys", "build", keyless, "--overwrite", "--field")
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert call(capsys, *build, "id", "-m", "by name", "--author", "bob")[0] == 0  # there is nothing to replace yet
+    newest = liveset.history(keyless)[0]
+    assert (newest.op, newest.message, newest.author) == ("keys", "by name", "bob")
+    code, out, err = call(capsys, *build, "meta.no")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"Replace the keys of {keyless} by the field meta.no? [y/N] ")
+    assert "nothing was done; --yes does it" in err
+    assert call(capsys, *build, "meta.no", "--dry-run")[:2] == (0, "would build 10 keys (int) from the field meta.no\n")
+    assert liveset.StreamingDataset(keyless).version == 2
+    monkeypatch.setattr("sys.stdin", io.StringIO("yes\n"))
+    assert call(capsys, *build, "meta.no")[:2] == (0, "version 3: 10 keys (int) from the field meta.no\n")
+
+
+def test_a_dry_run_leaves_a_dataset_of_the_old_tool_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_foreign(tmp_path / "old", [{"id": i, "no": i + 1} for i in range(10)])
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "old").rglob("*")}
+    told = call(capsys, "keys", "build", tmp_path / "old", "--field", "no", "--overwrite", "--dry-run", "--json")[1]
+    assert json.loads(told) == {"field": "no", "keys": 10, "type": "int", "version": None, "dry_run": True}
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "old").rglob("*")} == before
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])

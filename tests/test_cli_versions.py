@@ -88,15 +88,55 @@ def test_tag(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(capsys, "tag", path, "paper", 2)
     assert (code, out) == (2, "")
     assert "move=True" in err
-    assert told(capsys, "tag", path, "paper", 2, "--move") == {"tag": "paper", "version": 2, "dry_run": False}
+    code, _, err = call(capsys, "tag", path, "paper", 2, "--dry-run")
+    assert code == 2
+    assert "move=True" in err
+    assert told(capsys, "tag", path, "paper", 2, "--move", "--yes") == {"tag": "paper", "version": 2, "dry_run": False}
     newest = liveset.StreamingDataset(path).version
     assert call(capsys, "tag", path, "x", "--dry-run")[1] == f"version {newest} would be tagged x\n"
     assert call(capsys, "tag", path, "paper", "--delete", "--dry-run")[1] == "version 2 would lose the tag paper\n"
     assert liveset.StreamingDataset(path).version == newest
-    assert call(capsys, "tag", path, "paper", "-d")[1] == "version 2 lost the tag paper\n"
+    assert call(capsys, "tag", path, "paper", "-d", "-y")[1] == "version 2 lost the tag paper\n"
     assert call(capsys, "tag", path, "paper", "-d")[0] == f"liveset: {path} has no tag 'paper'."
     assert call(capsys, "tag", path, "5")[0] == 2
     assert call(capsys, "tag", path, "paper", 1, "--delete")[0] == 2
+
+
+def test_taking_a_name_away_asks_first(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    liveset.tag(path, "paper", 1)
+    before = files(path)
+    for more in (["2", "--move"], ["--delete"]):
+        program = [sys.executable, "-m", "liveset.cli", "tag", str(path), "paper", *more]
+        done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "--yes does it without asking" in done.stderr
+        assert files(path) == before
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\ny\ny\n"))
+    code, _, err = call(capsys, "tag", path, "paper", 2, "--move")
+    assert "nothing was done" in str(code)
+    assert err == "Take the tag paper away from version 1 and give it to version 2? [y/N] "
+    assert files(path) == before
+    assert call(capsys, "tag", path, "paper", 2, "--move", "-m", "the errata")[:2] == (0, "version 2 is tagged paper\n")
+    code, out, err = call(capsys, "tag", path, "paper", "--delete", "--author", "ann")
+    assert (code, out, err) == (0, "version 2 lost the tag paper\n", "Take the tag paper away from version 2? [y/N] ")
+    assert [(entry.message, entry.author) for entry in liveset.history(path)[:2]] == [("", "ann"), ("the errata", "")]
+
+
+def test_only_what_takes_something_away_asks(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["new"], ["new", 3, "--move"], ["other", "--move"]):
+        code, _, err = call(capsys, "tag", path, *argv)
+        assert (code, err) == (0, "")
+
+
+def test_a_file_is_no_dataset(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = path / "index.json"
+    commands = ["info", "head", "verify", "log", "vacuum", "tag x", "restore 1", "get a", "keys list", "keys stats", "keys build --field n"]
+    for command in (*commands, "set a --field n=1"):
+        verb, *more = command.split()
+        words = [verb, more.pop(0), file] if verb == "keys" else [verb, file]
+        code, out, _ = call(capsys, *words, *more)
+        assert (command, code) == (command, f"liveset: {file} is a file, and a dataset is a folder: the one that holds index.json.")
+        assert out == ""
 
 
 def test_restore_asks_first(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +168,9 @@ def test_vacuum_tells_first_and_does_it_with_yes(path: Path, capsys: pytest.Capt
         assert words in out
     assert files(path) == before
     assert call(capsys, "vacuum", path, "--keep", 1, "--grace", "0d", "--dry-run")[1] == out
-    found = told(capsys, "vacuum", path, "--keep", 1, "--grace", "0s", "--yes")
+    found = told(capsys, "vacuum", path, "--keep", 1, "--grace", "0s", "--yes", "-m", "room", "--author", "ann")
+    newest = liveset.history(path)[0]
+    assert (newest.op, newest.message, newest.author) == ("fence", "room", "ann")
     assert (found["version"], found["expired"], found["kept"], found["files"]) == (4, [1, 2], [3, 4], 4)
     assert found["unknown"] == ["notes.txt"]
     gone = {str(path / name) for names in found["deleted"].values() for name in names}

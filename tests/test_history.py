@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from liveset.edit.commit import commit
 from liveset.errors import CommitUnknown, DatasetNotFound, VersionExpired
 from liveset.snapshot import open_snapshot
 from liveset.storage import open_store, version_name
+from tests.support.foreign import make_foreign
 from tests.support.racing import append, sweep
 from tests.support.writing import write_dataset
 
@@ -126,3 +128,37 @@ def test_an_entry_of_an_older_liveset_has_no_author(tmp_path: Path) -> None:
     short = data.replace(b', "", ""]', b"]")
     assert short != data
     assert type(index).parse(short).edit == index.edit
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        liveset.adopt,
+        lambda path, **said: liveset.set_attributes(path, {"message": "of its own", "name": "ds"}, **said),
+        lambda path, **said: liveset.build_keys_index(path, "id", verbose=False, **said),
+        lambda path, **said: liveset.tag(path, "paper", **said),
+    ],
+    ids=["adopt", "set_attributes", "build_keys_index", "tag"],
+)
+def test_every_change_says_who_and_why(tmp_path: Path, act: Callable[..., object]) -> None:
+    pytest.importorskip("pyarrow")
+    write_dataset(tmp_path, [{"id": number} for number in range(5)])
+    make_foreign(tmp_path)
+    act(tmp_path, message="for spring", author="ann")
+    found = liveset.history(tmp_path)
+    assert (found[0].message, {version.author for version in found if version.version}) == ("for spring", {"ann"})
+    dataset = liveset.StreamingDataset(tmp_path)
+    assert dataset.attributes in ({}, {"message": "of its own", "name": "ds"})
+
+
+def test_a_dry_run_of_keys_raises_what_building_them_would(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    write_dataset(tmp_path, [{"id": number, "half": number // 2} for number in range(5)])
+    files = set(tmp_path.rglob("*"))
+    with pytest.raises(liveset.DuplicateKeys, match="'?0'?"):
+        liveset.build_keys_index(tmp_path, "half", dry_run=True, verbose=False)
+    assert liveset.build_keys_index(tmp_path, "id", dry_run=True, verbose=False) == str(tmp_path / "keys")
+    assert set(tmp_path.rglob("*")) == files
+    liveset.build_keys_index(tmp_path, "id", verbose=False)
+    with pytest.raises(liveset.KeysExist):
+        liveset.build_keys_index(tmp_path, "id", dry_run=True, verbose=False)

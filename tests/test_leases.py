@@ -17,7 +17,7 @@ import pytest
 
 import liveset
 from liveset.errors import StorageError, VersionExpired
-from liveset.lease import LEASES, LIFE, Lease, is_lease, leased_versions, pin
+from liveset.lease import LEASES, LIFE, Lease, leased_versions, pin
 from liveset.snapshot import open_snapshot
 from liveset.storage import Entry, Store, open_store
 from liveset.testing import MemoryStore, WrappedStore
@@ -72,7 +72,6 @@ def test_leases_are_judged_by_the_clock_of_the_store() -> None:
     )
     assert found.live == {1, 2, 4}
     assert found.lapsed == (f"{LEASES}{3:016x}-v3-000000.json",)
-    assert not is_lease(LEASES + "notes.txt")
 
 
 def test_a_lease_is_renewed_and_never_missing_meanwhile() -> None:

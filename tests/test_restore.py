@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 import liveset
 from liveset.edit.changes import Append, Change, Keys, Overwrite, Restore, Retag, SetAttributes, Stamp, apply
+from liveset.edit.publish import publish_keys
 from liveset.edit.rebase import check_rebase
-from liveset.errors import OverwriteConflict, SessionExpired, VersionExpired, VersionNotFound
+from liveset.errors import NotFound, OverwriteConflict, SessionExpired, VersionExpired, VersionNotFound
 from liveset.format.index import ChunkRecord, Index
-from liveset.format.stamp import KeyFiles
+from liveset.format.stamp import KeyFiles, tokens_of
 from liveset.snapshot import open_snapshot
-from liveset.storage import open_store
-from liveset.testing import MemoryStore
-from liveset.testing.invariants import check_dataset
+from liveset.storage import Swap, Tag, open_store
+from liveset.testing import MemoryStore, WrappedStore
+from liveset.testing.invariants import check_dataset, unneeded_files
+from liveset.tools.history import _restore_foreign
+from tests.support.foreign import write_foreign
 from tests.support.racing import append, commit_with, content, overwrite, restore, sweep
 from tests.support.writing import write_dataset
 
@@ -164,16 +168,120 @@ def test_keyed_samples_are_found_again(tmp_path: Path) -> None:
     assert pq.read_table(tmp_path / "ds" / "keys" / "shard-00000.parquet").column("key").to_pylist() == [f"k{i}" for i in range(5)]
 
 
-def test_keys_of_another_program_cannot_be_brought_back(tmp_path: Path) -> None:
+def test_keys_of_another_program_are_not_told_without_their_tables(tmp_path: Path) -> None:
     store = MemoryStore(str(tmp_path))
     store.foreign_head(b'{"chunks": [], "config": null, "keys": {"version": 1, "num_shards": 1}}')
     restored = line(line(open_snapshot(store).index, Append(CONFIG, ())), Restore(open_snapshot(store).index))
     assert restored.layout_of_keys == {}  # never a description of shards that are not there
-    (tmp_path / "ds").mkdir()
-    (tmp_path / "ds" / "index.json").write_bytes(store.read("index.json"))
-    liveset.set_attributes(tmp_path / "ds", name="x")
-    with pytest.raises(ValueError, match="version 0 .*keys that another program published"):
-        liveset.restore(tmp_path / "ds", 0)
+
+
+def plays(count: int = 10) -> list[dict[str, Any]]:
+    return [{"id": f"k{i}", "n": i} for i in range(count)]
+
+
+def update(path: Path, key: str, number: int) -> None:
+    with liveset.dataset_update(path) as session:
+        session[key] = {"id": key, "n": number}
+        session.commit()
+
+
+def check_restored(path: Path) -> None:
+    """All is as another program wrote it, and in files that it does not change."""
+    dataset = liveset.StreamingDataset(path)
+    assert dataset[:] == plays()
+    assert list(dataset.keys) == [f"k{i}" for i in range(10)]
+    assert dataset["k7"] == {"id": "k7", "n": 7}
+    index = open_snapshot(open_store(path)).index
+    assert all(tokens_of(record.filename) for record in index.chunks)
+    import pyarrow.parquet as pq
+
+    assert pq.read_table(path / "keys" / "shard-00000.parquet").column("key").to_pylist() == [f"k{i}" for i in range(10)]
+    check_dataset(open_store(path))
+    assert unneeded_files(open_store(path)) == set()
+
+
+def test_what_another_program_wrote_comes_back_with_its_keys(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "ds"
+    write_foreign(path, plays())
+    update(path, "k3", 30)  # adopts it in the same commit
+    write_dataset(path, [{"id": "other", "n": 0}], key="id")
+    with pytest.raises(KeyError):
+        liveset.StreamingDataset(path)["k3"]
+    assert liveset.restore(path, 0, author="me") == 3
+    newest = liveset.history(path)[0]
+    assert (newest.op, newest.message, newest.author) == ("restore", "version 0", "me")
+    check_restored(path)
+    update(path, "k7", 70)
+    assert liveset.StreamingDataset(path)["k7"]["n"] == 70
+    check_dataset(open_store(path))
+
+
+def test_an_adopted_version_is_the_one_that_it_was_made_from(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "ds"
+    write_foreign(path, plays())
+    assert liveset.restore(path, 0, session="early") == 0
+    assert liveset.adopt(path) == 1
+    assert liveset.restore(path, 0) == 1
+    update(path, "k3", 30)
+    before = set(path.glob("chunk-*"))
+    assert liveset.restore(path, 0) == 3
+    assert set(path.glob("chunk-*")) == before
+    check_restored(path)
+
+
+def test_keys_of_another_program_that_are_gone_are_not_brought_back(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "ds"
+    write_foreign(path, plays())
+    update(path, "k3", 30)
+    write_dataset(path, [{"id": "other", "n": 0}], key="id")
+    liveset.tag(path, "first", 0)
+    assert 1 in liveset.vacuum(path, keep=0, grace=timedelta(0)).expired
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.name != "lock"}
+    with pytest.raises(ValueError, match="version 0 .*keys that another program published, and those are gone"):
+        liveset.restore(path, "first")
+    after = {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.name != "lock"}
+    assert {file for file in after if file.is_file()} == {file for file in before if file.is_file()}
+    assert liveset.StreamingDataset(path)[:] == [{"id": "other", "n": 0}]
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_vacuum_while_what_another_program_wrote_is_restored(tmp_path: Path, forgets: bool) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "ds"
+    write_foreign(path, plays())
+    update(path, "k3", 30)
+    write_dataset(path, [{"id": "other", "n": 0}], key="id")
+    if not forgets:
+        for version in (0, 1):
+            liveset.tag(path, f"keep-{version}", version)
+
+    class Meanwhile(WrappedStore):
+        swaps = 0
+
+        def swap_head(self, data: bytes, expected: Tag | None, withdraw: Sequence[str] = ()) -> Swap:
+            self.swaps += 1
+            if self.swaps == 1:
+                swept = liveset.vacuum(path, keep=0, grace=timedelta(0))
+                assert forgets == (0 in swept.expired)
+            return self.store.swap_head(data, expected, withdraw)
+
+    store = Meanwhile(open_store(path))
+    old, base = open_snapshot(store, 0).index, open_snapshot(store).index
+    arguments = {"force": False, "session": None, "message": "", "author": ""}
+    if forgets:
+        with pytest.raises((ValueError, NotFound)):
+            _restore_foreign(store, old, base, **arguments)  # type: ignore[arg-type]
+        assert liveset.StreamingDataset(path)[:] == [{"id": "other", "n": 0}]
+    else:
+        index = _restore_foreign(store, old, base, **arguments)  # type: ignore[arg-type]
+        publish_keys(store, index)
+        assert store.swaps == 2
+        check_restored(path)
+    check_dataset(open_store(path))
+    assert unneeded_files(open_store(path)) == set()
 
 
 def test_expired_versions_are_not_restored() -> None:

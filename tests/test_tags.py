@@ -15,6 +15,7 @@ from liveset.format.index import ChunkRecord, Index
 from liveset.snapshot import open_snapshot
 from liveset.storage import open_store
 from liveset.testing import MemoryStore
+from tests.support.foreign import make_foreign
 from tests.support.racing import append, content, overwrite, sweep, tag
 from tests.support.writing import write_dataset
 
@@ -81,6 +82,22 @@ def test_what_is_not_there_cannot_be_tagged(path: Path, tmp_path: Path) -> None:
         liveset.StreamingDataset(path, version="papers")
     with pytest.raises(VersionNotFound, match="asked for by the number, version=2"):
         liveset.StreamingDataset(path, version="2")
+
+
+def test_a_dry_run_changes_nothing(path: Path) -> None:
+    make_foreign(path)
+    before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
+    assert liveset.tag(path, "paper", dry_run=True) == 0
+    with pytest.raises(VersionNotFound, match="no tag 'paper'"):
+        liveset.untag(path, "paper", dry_run=True)
+    assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
+    liveset.adopt(path)
+    liveset.tag(path, "paper", 1)
+    assert liveset.untag(path, "paper", dry_run=True) == 1
+    with pytest.raises(ValueError, match="the tag 'paper' names version 1"):
+        liveset.tag(path, "paper", 0, dry_run=True)
+    assert liveset.tag(path, "paper", 0, move=True, dry_run=True) == 0
+    assert liveset.StreamingDataset(path, version="paper").version == 1
 
 
 def test_unknown_members_beside_tags_survive(path: Path) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,17 +24,19 @@ from liveset.edit.changes import HISTORY, Append, Keys, Overwrite, Retag
 from liveset.edit.commit import _Commit, commit
 from liveset.edit.retention import Kind, kind_of
 from liveset.edit.versions import was_committed
-from liveset.errors import Conflict, DatasetNotFound, SessionExpired, UnsupportedFormat, VersionExpired
+from liveset.errors import Conflict, DatasetNotFound, SessionExpired, StorageError, UnsupportedFormat, VersionExpired
 from liveset.format.index import ChunkRecord, Index
 from liveset.format.stamp import KeyFiles
 from liveset.lease import LIFE, leased_versions, pin
 from liveset.snapshot import Snapshot, open_snapshot
-from liveset.storage import Entry, Store, open_store, version_name
+from liveset.storage import Buffer, Entry, Store, open_store, version_name
+from liveset.storage.files import Files
 from liveset.storage.local import LocalStore
 from liveset.testing import FaultyStore, MemoryStore, SimulatedCrash, WrappedStore
 from liveset.testing.faults import When
 from liveset.testing.invariants import check_dataset, stage, unneeded_files
 from liveset.testing.schedule import in_turn, run_interleaved
+from tests.support.foreign import write_foreign
 from tests.support.racing import (
     CONFIG,
     append,
@@ -878,3 +881,92 @@ def test_members_of_a_fence_that_are_not_known_survive(store: MemoryStore) -> No
     assert (edit.fence.version, edit.fence.expired_before, edit.requires_write) == (5, 4, ("fence",))
     assert edit.fence.keeps(4)
     assert not edit.fence.keeps(3)
+
+
+# Version 0: what another program wrote, in files that only its index says are ours
+
+
+def ages(path: Path, days: float) -> None:
+    """Make all chunks look so many days old."""
+    for file in path.glob("chunk-*"):
+        old = file.stat().st_mtime - days * 86_400
+        os.utime(file, (old, old))
+
+
+def test_files_of_another_program_go_when_they_are_old_enough_whenever_their_version_went(tmp_path: Path) -> None:
+    path = tmp_path / "ds"
+    write_foreign(path, [{"id": f"k{i}", "n": i} for i in range(10)])
+    plain = {file.name for file in path.glob("chunk-*")}
+    liveset.adopt(path)
+    report = liveset.vacuum(path, keep=0)
+    assert (report.expired, report.kept, report.files, report.unknown) == ((0,), (1, 2), 0, ())
+    with pytest.raises(VersionExpired):
+        liveset.StreamingDataset(path, version=0)
+    assert [version.version for version in liveset.history(path)] == [2, 1]
+    # Every night until they are old enough: they are known, and no version is made for them.
+    for _ in range(2):
+        again = liveset.vacuum(path, keep=0)
+        assert (again.version, again.files, again.expired, again.unknown) == (None, 0, (), ())
+    assert plain <= {file.name for file in path.glob("chunk-*")}
+    ages(path, 2)
+    planned = liveset.vacuum(path, keep=0, dry_run=True)
+    last = liveset.vacuum(path, keep=0)
+    assert set(last.deleted["chunk"]) == plain
+    assert (last.deleted["version"], last.unknown) == ((version_name(0), version_name(1)), ())
+    assert (planned.deleted, planned.freed) == (last.deleted, last.freed)
+    check_dataset(open_store(path))
+    assert unneeded_files(open_store(path)) == set()
+    assert [sample["n"] for sample in liveset.StreamingDataset(path)] == list(range(10))
+
+
+def test_files_of_another_program_stay_as_long_as_a_version_needs_them(tmp_path: Path) -> None:
+    path = tmp_path / "ds"
+    write_foreign(path, [{"id": f"k{i}", "n": i} for i in range(10)])
+    plain = {file.name for file in path.glob("chunk-*")}
+    liveset.adopt(path)
+    liveset.tag(path, "first", 0)
+    ages(path, 2)
+    assert "chunk" not in liveset.vacuum(path, keep=0).deleted
+    assert [sample["n"] for sample in liveset.StreamingDataset(path, version="first")] == list(range(10))
+    liveset.untag(path, "first")
+    assert set(liveset.vacuum(path, keep=0).deleted["chunk"]) == plain
+
+
+# Full disks
+
+
+class Full(Files):
+    """A disk with so many bytes left."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def write(self, fd: int, data: Sequence[Buffer]) -> int:
+        self.room -= sum(memoryview(part).nbytes for part in data)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(fd, data)
+
+
+def test_a_full_disk_is_emptied_by_a_vacuum_that_needs_room_for_its_commit_alone(tmp_path: Path) -> None:
+    dataset(LocalStore(tmp_path))
+    size = (tmp_path / "index.json").stat().st_size
+    before = names(LocalStore(tmp_path), Kind.CHUNK)
+    with pytest.raises(StorageError, match=r"No space left.*about \d[\d,]* bytes: nothing was deleted") as raised:
+        sweep(LocalStore(tmp_path, files=Full(0)))
+    assert raised.value.errno == errno.ENOSPC
+    assert names(LocalStore(tmp_path), Kind.CHUNK) == before
+    report = sweep(LocalStore(tmp_path, files=Full(2 * size)))
+    assert (report.version, report.files) == (5, 6)
+    check_dataset(LocalStore(tmp_path))
+
+
+def test_a_vacuum_says_who_and_why(tmp_path: Path) -> None:
+    dataset(LocalStore(tmp_path))
+    liveset.vacuum(tmp_path, keep=2, grace=timedelta(0), author="ann")
+    newest = liveset.history(tmp_path)[0]
+    assert (newest.op, newest.author, newest.message) == ("fence", "ann", "3 files and 2 versions")
+    liveset.vacuum(tmp_path, keep=1, grace=timedelta(0), message="room for spring")
+    assert liveset.history(tmp_path)[0].message == "room for spring"
+    with pytest.raises(TypeError, match="author= must be text"):
+        liveset.vacuum(tmp_path, author=7)  # type: ignore[arg-type]

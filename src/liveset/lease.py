@@ -22,7 +22,7 @@ from liveset.errors import DatasetError, NotFound
 from liveset.snapshot import Snapshot, open_snapshot
 from liveset.storage import PRIVATE, Entry, Store
 
-__all__ = ["LEASES", "LIFE", "Lease", "is_lease", "leased_versions", "pin"]
+__all__ = ["LEASES", "LIFE", "Lease", "leased_versions", "pin"]
 
 LEASES = PRIVATE + "leases/"
 """Where the leases lie."""
@@ -118,11 +118,6 @@ class LeasedVersions(NamedTuple):
     live: frozenset[int]
     lapsed: tuple[str, ...]
     """Names of files of readers that are gone, or have renewed their lease since."""
-
-
-def is_lease(name: str) -> bool:
-    """Return whether a file is a lease."""
-    return _NAME.fullmatch(name) is not None
 
 
 def leased_versions(entries: Iterable[Entry], now: datetime) -> LeasedVersions:

@@ -1,4 +1,4 @@
-"""The command line: ``liveset demo | info | head | get | set | keys | log | tag | restore | vacuum | verify``."""
+"""The command line: ``liveset demo | info | head | get | set | keys | log | tag | restore | vacuum | diff | verify | repair``."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import liveset
+from liveset.cli.check import check
 from liveset.cli.entities import AllowPickle, At, as_version, entities
 from liveset.cli.usage import usage_errors
 from liveset.cli.versions import AsJson, DatasetPath, versions
@@ -25,6 +26,7 @@ app = typer.Typer(
 
 app.add_typer(entities)
 app.add_typer(versions)
+app.add_typer(check)
 
 
 def _print_version(wanted: bool) -> None:
@@ -89,18 +91,3 @@ def head(
             typer.echo(json.dumps(as_json_value(sample), ensure_ascii=False))
         else:
             print_sample(position, sample)
-
-
-@app.command(epilog="Example:  [bold]liveset verify ./digits && ./train[/bold]")
-def verify(path: DatasetPath, as_json: AsJson = False) -> None:
-    """Read every chunk, compare it with its checksum and decode its samples; exit code 1 if anything is damaged."""
-    from liveset.cli.show import print_report
-
-    report = liveset.verify(path)
-    if as_json:
-        damaged = [{"file": file, "problem": problem} for file, problem in report.damaged]
-        typer.echo(json.dumps({"ok": report.ok, "chunks": report.chunks, "samples": report.samples, "damaged": damaged}, indent=2))
-    else:
-        print_report(report)
-    if not report.ok:
-        raise typer.Exit(1)

@@ -11,13 +11,13 @@ import typer
 
 import liveset
 from liveset.cli.usage import usage_errors
-from liveset.cli.versions import AsJson, Author, DatasetPath, DryRun, Message, parse_version
+from liveset.cli.versions import AsJson, Author, DatasetPath, DryRun, Message, Yes, ask, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from liveset.cli.edits import Change
-    from liveset.edit.session import UpdatePreview, UpdateResult
+    from liveset.edit.report import UpdatePreview, UpdateResult
     from liveset.format.keytable import Key
     from liveset.snapshot import Version
 
@@ -123,7 +123,8 @@ def set_(
 
 @keys.command(
     epilog="Examples:  [bold]liveset keys build ./digits --field id[/bold]   "
-    "[bold]liveset keys build ./digits --field meta.id --dry-run[/bold]"
+    "[bold]liveset keys build ./digits --field meta.id --dry-run[/bold]   "
+    "[bold]liveset keys build ./digits --field uid --overwrite --yes[/bold]"
 )
 def build(
     path: DatasetPath,
@@ -131,18 +132,25 @@ def build(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the keys that the dataset has.")] = False,
     shards: Annotated[int, typer.Option("--shards", min=1, help="Files into which the keys are published for other tools.")] = 1,
     allow_pickle: AllowPickle = False,
+    message: Message = "",
+    author: Author = "",
     dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Give every sample a key, in one commit; the samples stay as they are. With --dry-run the keys are read and checked only."""
+    from liveset.keystore import open_keys
+    from liveset.snapshot import open_snapshot
+    from liveset.storage import open_store
+    from liveset.tools.keys import build_keys
+
+    store = open_store(path)
+    if overwrite and not dry_run and not yes and open_keys(open_snapshot(store)) is not None:
+        ask(f"Replace the keys of {path} by the field {field}?")
     try:
-        version = None
-        if dry_run:
-            count, kind = _checked_keys(path, field, overwrite, allow_pickle)
-        else:
-            liveset.build_keys_index(path, field, overwrite=overwrite, num_shards=shards, allow_pickle=allow_pickle, verbose=not as_json)
-            built = liveset.StreamingDataset(path)
-            count, kind, version = len(built.keys), built.keys.kind, built.version
+        count, kind, version = build_keys(
+            store, field, overwrite, shards, allow_pickle, verbose=not as_json, message=message, author=author, dry_run=dry_run
+        )
     except TypeError as error:  # text and integers among the keys
         raise liveset.SampleError(str(error), field=field) from error
     except liveset.KeysExist as error:
@@ -227,23 +235,6 @@ def _print_changes(changed: Sequence[Change]) -> None:
     for field, *values in changed:
         before, after = ("nothing" if value is NOTHING else describe(value) for value in values)
         typer.echo(f"{field:<{width}}{'  ' * bool(width)}{before} -> {after}")
-
-
-def _checked_keys(path: Any, field: str, overwrite: bool, allow_pickle: bool) -> tuple[int, type]:
-    """Return number and type of the keys that would be built, or raise what building them would."""
-    from liveset.format.keytable import KeyColumn, refuse_duplicates
-    from liveset.keystore import open_keys
-    from liveset.snapshot import open_snapshot
-    from liveset.storage import open_store
-    from liveset.write.keying import KeyRule
-
-    if not overwrite and open_keys(open_snapshot(open_store(path))) is not None:
-        raise liveset.KeysExist
-    schema, rule = liveset.StreamingDataset(path).schema, KeyRule.of(field)
-    fields = [field] if schema is not None and field in schema.fields else None
-    column = KeyColumn.of(list(map(rule, liveset.StreamingDataset(path, fields=fields, allow_pickle=allow_pickle))))
-    refuse_duplicates(column)
-    return len(column), column.kind
 
 
 def _stats(path: Any, version: Version | None) -> dict[str, Any]:

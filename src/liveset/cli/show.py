@@ -12,7 +12,6 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from liveset.read.info import DatasetInfo
-    from liveset.tools.verify import VerifyReport
 
 LONG = 64  # elements of an array, or bytes, up to which they are printed in full as JSON
 WIDE = 100  # characters of a value for people
@@ -65,17 +64,6 @@ def print_sample(place: int | str, sample: Any) -> None:
     width = max(len(str(name)) for name, _ in fields)
     for name, value in fields:
         console.print(Text(f"  {name!s:<{width}}  {describe(value)}" if name != "" else f"  {describe(value)}"), soft_wrap=True)
-
-
-def print_report(report: VerifyReport) -> None:
-    """Print what ``verify`` found."""
-    console = _console()
-    if report.ok:
-        console.print(Text(f"ok: {report.chunks:,} chunks with {report.samples:,} samples"), soft_wrap=True)
-        return
-    console.print(Text(f"damaged: {len(report.damaged):,} of {report.chunks:,} chunks", style="bold red"))
-    for file, problem in report.damaged:
-        console.print(Text(f"  {file}: {problem}"), soft_wrap=True)
 
 
 def describe(value: Any) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,7 +48,7 @@ def log(
 
 @versions.command(
     epilog="Examples:  [bold]liveset tag ./digits paper 3[/bold]   [bold]liveset tag ./digits release-2[/bold]   "
-    "[bold]liveset tag ./digits paper --delete[/bold]"
+    "[bold]liveset tag ./digits paper --delete --yes[/bold]"
 )
 def tag(
     path: DatasetPath,
@@ -60,19 +61,20 @@ def tag(
     message: Message = "",
     author: Author = "",
     dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Give a version a name, which keeps it from every vacuum."""
     if delete and version is not None:
         raise typer.BadParameter("--delete takes no VERSION.")
     chosen = None if version is None else parse_version(version)
-    if dry_run:
-        number = liveset.StreamingDataset(path, version=name if delete else chosen).version
-    elif delete:
-        number = liveset.untag(path, name, message=message, author=author)
-    else:
-        with usage_errors():
-            number = liveset.tag(path, name, chosen, move=move, message=message, author=author)
+    act = partial(liveset.untag, path, name) if delete else partial(liveset.tag, path, name, chosen, move=move)
+    with usage_errors():
+        number = act(dry_run=True)
+        if not dry_run:
+            if (delete or move) and not yes and (before := _tagged(path, name)) is not None and (delete or before != number):
+                ask(f"Take the tag {name} away from version {before}{'' if delete else f' and give it to version {number}'}?")
+            number = act(message=message, author=author)
     if as_json:
         typer.echo(json.dumps({"tag": name, "version": None if delete else number, "dry_run": dry_run}))
     elif delete:
@@ -102,7 +104,7 @@ def restore(
         number = None
     else:
         if not yes:
-            _ask(f"Put {told}?")
+            ask(f"Put {told}?")
         with usage_errors():
             number = liveset.restore(path, chosen, force=force, message=message, author=author)
     if as_json:
@@ -123,6 +125,8 @@ def vacuum(
         str, typer.Option("--keep", metavar="AGE|COUNT", help="Versions to keep: of the last 7d, 12h, ..., or the last so many.")
     ] = "7d",
     grace: Annotated[str, typer.Option("--grace", metavar="AGE", help="Files younger than this stay.")] = "1d",
+    message: Message = "",
+    author: Author = "",
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -133,7 +137,7 @@ def vacuum(
     age = parse_keep(grace)
     if isinstance(age, int):
         raise typer.BadParameter(f"--grace is a time such as 1d or 6h, not {grace!r}.")
-    report = liveset.vacuum(path, keep=parse_keep(keep), grace=age, dry_run=not yes)
+    report = liveset.vacuum(path, keep=parse_keep(keep), grace=age, dry_run=not yes, message=message, author=author)
     if as_json:
         typer.echo(json.dumps(_report_as_dict(report), indent=2))
     else:
@@ -163,7 +167,16 @@ def parse_keep(text: str) -> timedelta | int:
     return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
-def _ask(question: str) -> None:
+def _tagged(path: Path, name: str) -> int | None:
+    from liveset.snapshot import open_snapshot
+    from liveset.storage import open_store
+
+    edit = open_snapshot(open_store(path)).index.edit
+    return edit.tags.get(name) if edit is not None else None
+
+
+def ask(question: str) -> None:
+    """Go on only after a yes; without a terminal the answer is no."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         sys.exit("liveset: nothing was done; --yes does it without asking.")

@@ -30,7 +30,7 @@ _log = logging.getLogger("liveset")
 _OURS = re.compile(r"chunk-\d+-\d+-[0-9a-f]{16}(\.[^./]+)?\.bin")
 
 
-def adopt(path: str | os.PathLike[str], *, message: str = "") -> int:
+def adopt(path: str | os.PathLike[str], *, message: str = "", author: str = "") -> int:
     """Make a dataset that another program wrote ours, and return its version; nothing happens to one that is ours already.
 
     Samples, their order, positions and keys stay the same, and the other program goes on reading them. Its writers refuse the dataset
@@ -39,6 +39,7 @@ def adopt(path: str | os.PathLike[str], *, message: str = "") -> int:
     Args:
         path: of the dataset.
         message: what the history says about it.
+        author: who does this.
 
     Raises:
         DatasetNotFound: there is no dataset.
@@ -50,10 +51,10 @@ def adopt(path: str | os.PathLike[str], *, message: str = "") -> int:
         >>> liveset.adopt(path)
         1
     """
-    return adopt_store(open_store(path), message=message).version
+    return adopt_store(open_store(path), message=message, author=author).version
 
 
-def adopt_store(store: Store, *, message: str = "", keys: bool = True, policy: Policy | None = None) -> Index:
+def adopt_store(store: Store, *, message: str = "", author: str = "", keys: bool = True, policy: Policy | None = None) -> Index:
     """Adopt the dataset in a store and return its newest version; without ``keys`` those that are published are left behind."""
     base = open_snapshot(store).index
     if base.edit is not None:
@@ -66,7 +67,7 @@ def adopt_store(store: Store, *, message: str = "", keys: bool = True, policy: P
         return adoption.change(Snapshot(store, head), keys=keys)
 
     try:
-        index = commit(store, prepare, base, message=message, policy=policy)
+        index = commit(store, prepare, base, message=message, author=author, policy=policy)
     except CommitUnknown:
         raise
     except (DatasetError, OSError):

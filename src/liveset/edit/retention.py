@@ -93,6 +93,16 @@ class Survey:
         fence = Fence(0, expired_before, cutoff, kept, spared)
         return Plan(fence, stay, frozenset(self.versions) - stay, self._candidates())
 
+    @property
+    def plain_and_young(self) -> set[str]:
+        """Chunks that are too young to go, and of which only a version that names them can say that they are ours: they have no token."""
+        named = files_of(self.head)
+        return {
+            entry.name
+            for entry in self.files[Kind.CHUNK]
+            if not tokens_of(entry.name) and entry.name not in named and age_of(entry) > self.cutoff
+        }
+
     def kept_since(self, age: timedelta) -> int:
         """Return the first version that was the newest one, or became older than it, within the time before now."""
         return min((v for v, replaced in self.versions.items() if replaced > self.now - age), default=self.head.version)

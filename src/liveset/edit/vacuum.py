@@ -7,17 +7,18 @@ safety; the grace is for runs that have not committed yet.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from liveset.edit.changes import ASIDE, Expire, files_of
-from liveset.edit.commit import Policy, commit
+from liveset.edit.commit import Policy, check_texts, commit
 from liveset.edit.retention import Kind, Plan, Survey, age_of, kind_of, survey
-from liveset.errors import Conflict, NotFound, UnsupportedFormat, VersionExpired
+from liveset.errors import Conflict, NotFound, StorageError, UnsupportedFormat, VersionExpired
 from liveset.format.index import Index
 from liveset.format.stamp import WRITE_FEATURES, tokens_of
 from liveset.lease import LEASES, leased_versions
@@ -68,7 +69,15 @@ class VacuumReport:
         return sum(map(len, self.deleted.values()))
 
 
-def vacuum(path: str | os.PathLike[str], *, keep: Keep = WEEK, grace: timedelta = DAY, dry_run: bool = False) -> VacuumReport:
+def vacuum(
+    path: str | os.PathLike[str],
+    *,
+    keep: Keep = WEEK,
+    grace: timedelta = DAY,
+    dry_run: bool = False,
+    message: str = "",
+    author: str = "",
+) -> VacuumReport:
     """Forget old versions of a dataset and delete the files that only they needed, and those that runs left behind.
 
     Versions with a tag, versions that a reader has pinned, and the newest version stay. Others may read and write meanwhile: a reader of an
@@ -81,6 +90,8 @@ def vacuum(path: str | os.PathLike[str], *, keep: Keep = WEEK, grace: timedelta 
             the content stay.
         grace: files younger than this stay, since a run may be about to commit them.
         dry_run: only tell what would be done.
+        message: what the history says about it; if not given, how many files and versions went.
+        author: who does this.
 
     Returns:
         What was deleted, and what was left.
@@ -89,6 +100,7 @@ def vacuum(path: str | os.PathLike[str], *, keep: Keep = WEEK, grace: timedelta 
         DatasetNotFound: there is no dataset.
         Conflict: others committed all the time, so that no moment was found; nothing was deleted.
         UnsupportedFormat: the dataset may only be changed by a newer liveset.
+        StorageError: no space is left even for the commit of the vacuum, which has the size of ``index.json``; nothing was deleted.
 
     Example:
         >>> import datetime, liveset
@@ -97,14 +109,22 @@ def vacuum(path: str | os.PathLike[str], *, keep: Keep = WEEK, grace: timedelta 
         >>> liveset.vacuum(path, keep=datetime.timedelta(days=30)).kept
         (1, 2)
     """
-    return vacuum_store(open_store(path), keep=keep, grace=grace, dry_run=dry_run)
+    return vacuum_store(open_store(path), keep=keep, grace=grace, dry_run=dry_run, message=message, author=author)
 
 
 def vacuum_store(
-    store: Store, *, keep: Keep = WEEK, grace: timedelta = DAY, dry_run: bool = False, policy: Policy | None = None
+    store: Store,
+    *,
+    keep: Keep = WEEK,
+    grace: timedelta = DAY,
+    dry_run: bool = False,
+    message: str = "",
+    author: str = "",
+    policy: Policy | None = None,
 ) -> VacuumReport:
     """Do what ``vacuum`` does, in any store."""
     _check(keep, grace)
+    check_texts(message=message, author=author)
     policy = policy or Policy()
     for attempt in range(policy.attempts):
         if attempt:
@@ -123,21 +143,26 @@ def vacuum_store(
             plan = found.plan(_first_kept(store, found, keep))
             doomed = plan.without(_needed(store, plan.candidates, plan.stay))
             strangers = _strangers(store, doomed, plan.expired)
+            witnesses = _witnesses(store, found.plain_and_young, plan.expired)
         except NotFound:
             continue  # another vacuum was quicker, and has removed a version that was listed
         doomed = {name: entry for name, entry in doomed.items() if name not in strangers}
         found = replace(found, unknown=tuple(sorted({*found.unknown, *strangers})))
-        if not _worth_a_commit(found, plan, doomed):
+        if not _worth_a_commit(found, plan, doomed, witnesses):
             return _report(store, found, None, {}, dry_run=dry_run)
         if dry_run:
-            return _report(store, found, plan, doomed, dry_run=True)
+            return _report(store, found, plan, doomed, dry_run=True, witnesses=witnesses)
         try:
-            told = f"{len(doomed)} files and {len(plan.expired)} versions"
+            told = message or f"{len(doomed)} files and {len(plan.expired)} versions"
             # The plan holds for this head alone: whoever commits before the fence is up makes it worthless.
-            fenced = commit(store, Expire(plan.fence), head, message=told, policy=_once(policy))
+            fenced = commit(store, Expire(plan.fence), head, message=told, author=author, policy=_once(policy))
         except Conflict:
             continue
-        return _delete(store, found, plan, doomed, fenced.version)
+        except StorageError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise _no_space(store, head, error) from error
+            raise
+        return _delete(store, found, plan, doomed, witnesses, fenced.version)
     raise Conflict(f"gave up after losing {policy.attempts} races: others commit to {store.url} all the time. Nothing was deleted.")
 
 
@@ -206,13 +231,37 @@ def _strangers(store: Store, files: Iterable[str], expired: Iterable[int]) -> se
     return doubtful
 
 
-def _worth_a_commit(found: Survey, plan: Plan, doomed: Mapping[str, Entry]) -> bool:
+def _witnesses(store: Store, young: Collection[str], expired: Iterable[int]) -> frozenset[int]:
+    """Those of the expired versions whose indexes must outlast them: they alone say of some files that are too young to go that we may."""
+    left = set(young)
+    found = set()
+    for version in sorted(expired):
+        if not left:
+            break
+        named = files_of(Index.parse(store.read(version_name(version)), version_name(version)))
+        if not left.isdisjoint(named):
+            found.add(version)
+        left -= named
+    return frozenset(found)
+
+
+def _worth_a_commit(found: Survey, plan: Plan, doomed: Mapping[str, Entry], witnesses: frozenset[int]) -> bool:
     """Whether there is more to do than to forget the version before the last fence: a vacuum each night would find that for ever."""
-    before = {found.fence.version - 1} if found.fence is not None else set()
+    fence = found.fence
+    before = {fence.version - 1, *(v for v in witnesses if not fence.keeps(v))} if fence is not None else set()
     return bool(doomed) or not plan.expired <= before
 
 
-def _delete(store: Store, found: Survey, plan: Plan, doomed: dict[str, Entry], fence: int) -> VacuumReport:
+def _no_space(store: Store, head: Index, error: StorageError) -> StorageError:
+    new = StorageError(
+        f"{error} Before a vacuum deletes anything it commits which versions go, which takes about {len(head.source):,} bytes: "
+        f"nothing was deleted from {store.url}. Make room for that, and start again."
+    )
+    new.errno = error.errno
+    return new
+
+
+def _delete(store: Store, found: Survey, plan: Plan, doomed: dict[str, Entry], witnesses: frozenset[int], fence: int) -> VacuumReport:
     # A reader may have pinned a version after the listing and looked for a fence before there was one.
     late = leased_versions(store.list(LEASES), found.now).live - found.leased
     spared = late & plan.expired
@@ -222,8 +271,8 @@ def _delete(store: Store, found: Survey, plan: Plan, doomed: dict[str, Entry], f
             doomed = {name: doomed[name] for name in doomed.keys() - _needed(store, doomed, [version])}
     store.delete(sorted(doomed))
     # Last, so that a vacuum that breaks off leaves no version that looks younger than it is.
-    store.delete(version_name(version) for version in sorted(plan.expired - spared))
-    report = _report(store, found, plan, doomed, dry_run=False, version=fence, late=spared)
+    store.delete(version_name(version) for version in sorted(plan.expired - spared - witnesses))
+    report = _report(store, found, plan, doomed, dry_run=False, version=fence, late=spared, witnesses=witnesses)
     _log.info("vacuum of %s: %d files deleted, %d versions kept", store.url, report.files, len(report.kept))
     return report
 
@@ -237,6 +286,7 @@ def _report(
     dry_run: bool,
     version: int | None = None,
     late: frozenset[int] = frozenset(),
+    witnesses: frozenset[int] = frozenset(),
 ) -> VacuumReport:
     acted = dry_run or version is not None
     expired = plan.expired - late if plan is not None and acted else frozenset()
@@ -246,8 +296,9 @@ def _report(
         kind = kind_of(name)
         assert kind is not None
         by_kind.setdefault(kind.value, []).append(name)
-    if expired:
-        by_kind[Kind.VERSION.value] = [version_name(number) for number in expired]
+    removed = [version_name(number) for number in expired - witnesses]
+    if removed:
+        by_kind[Kind.VERSION.value] = removed
     kept = (set(found.versions) - expired - late) | {found.head.version} | ({version} if version is not None else set())
     fence = plan.fence if plan is not None and acted else found.fence
     if fence is not None:
@@ -260,6 +311,6 @@ def _report(
         pinned=tuple(sorted((found.leased | late) & {*found.versions, found.head.version})),
         expired=tuple(sorted(expired)),
         deleted={kind: tuple(sorted(names)) for kind, names in sorted(by_kind.items())},
-        freed=sum(entry.size for entry in doomed.values()) + sum(sizes[version_name(number)] for number in expired),
+        freed=sum(entry.size for entry in doomed.values()) + sum(sizes[name] for name in removed),
         unknown=found.unknown,
     )

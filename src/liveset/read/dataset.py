@@ -215,7 +215,7 @@ class StreamingDataset(Opened):
                 )
             records = self._snapshot.index.chunks
             whole = self._regions == [Region(number, 0, record.samples) for number, record in enumerate(records)]
-            self._keys = KeyView(store, self._regions, self.path, whole=whole)
+            self._keys = KeyView(store, self._snapshot, self._regions, self.path, whole=whole)
         return self._keys
 
     def key_at(self, position: int) -> str | int:

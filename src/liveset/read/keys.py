@@ -6,12 +6,19 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from liveset.errors import KeyNotFound, PositionOutOfRange, name_some
+import numpy as np
+
+from liveset.errors import KeyNotFound, MissingDependency, PositionOutOfRange, name_some
 from liveset.format.keytable import Key, normalize_key
-from liveset.keystore import KeyStore, missing_key
+from liveset.keystore import KeyStore, TableKeys, missing_key
+from liveset.parquetkeys import ParquetKeys, ordered_keys
 from liveset.read.plan import Region
+from liveset.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import polars
 
 
 class KeyView:
@@ -21,11 +28,11 @@ class KeyView:
 
     Example:
         >>> "play-3" in ds.keys, len(ds.keys), ds.keys.at(0)
-        (True, 1000, 'play-0')
+        (True, 120, 'play-0')
     """
 
-    def __init__(self, store: KeyStore, regions: Sequence[Region], path: str, *, whole: bool) -> None:
-        self._store, self._regions, self._path, self._whole = store, regions, path, whole
+    def __init__(self, store: KeyStore, snapshot: Snapshot, regions: Sequence[Region], path: str, *, whole: bool) -> None:
+        self._store, self._snapshot, self._regions, self._path, self._whole = store, snapshot, regions, path, whole
 
     @property
     def kind(self) -> type:
@@ -51,6 +58,63 @@ class KeyView:
         number = bisect_right(self._starts, place) - 1
         chunk, start, _ = self._regions[number]
         return self._store.key_at(chunk, place - self._starts[number] + start)
+
+    def to_polars(self) -> polars.DataFrame:
+        """Return the keys as a Polars table, sorted by position, with the columns of ``to_arrow``.
+
+        Polars runs threads of its own, which a forked process does not have: where a ``DataLoader`` forks its workers, ask for the table in
+        the parent or in the workers, not in both.
+
+        Raises:
+            MissingDependency: Polars or pyarrow is not installed.
+
+        Example:
+            >>> import polars
+            >>> ds.keys.to_polars().filter(polars.col("key").str.ends_with("99"))["index"].to_list()
+            [99]
+        """
+        try:
+            import polars
+        except ImportError as error:
+            raise _missing("polars") from error
+        table = polars.from_arrow(self.to_arrow())
+        assert isinstance(table, polars.DataFrame)
+        return table
+
+    def to_arrow(self) -> Any:
+        """Return the keys as a ``pyarrow.Table``, sorted by position.
+
+        Its columns are ``key``; ``index``, the position in this dataset or part; ``chunk_index`` and ``chunk_offset``, the number of the
+        chunk in the whole version and the slot of the sample in it.
+
+        Raises:
+            MissingDependency: pyarrow is not installed.
+
+        Example:
+            >>> ds.keys.to_arrow().slice(0, 1).to_pylist()
+            [{'key': 'play-0', 'index': 0, 'chunk_index': 0, 'chunk_offset': 0}]
+        """
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise _missing("pyarrow") from error
+        chunks, starts, stops = np.array(self._regions, np.int64).reshape(-1, 3).T
+        sizes = stops - starts
+        length = int(sizes.sum())
+        numbers = np.repeat(chunks, sizes)
+        slots = np.arange(length) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+        keys = self._ordered()
+        if not self._whole:
+            keys = keys.take(pa.array(np.array(self._snapshot.starts)[numbers] + slots))
+        columns = [keys, pa.array(np.arange(length)), pa.array(numbers.astype(np.int32)), pa.array(slots.astype(np.int32))]
+        return pa.table(columns, names=["key", "index", "chunk_index", "chunk_offset"])
+
+    def _ordered(self) -> Any:
+        """Return the keys of the whole version as an Arrow array in the order of its samples."""
+        if isinstance(self._store, ParquetKeys):
+            return self._store.ordered()
+        assert isinstance(self._store, TableKeys)
+        return ordered_keys(self._store.tables, self._snapshot.index.chunks, self._store.kind)
 
     def find(self, key: Key) -> tuple[int, int] | None:
         """Return chunk number and slot of a normalized key, or None when no sample here has it."""
@@ -89,3 +153,7 @@ class KeyView:
 
     def _holds(self, chunk: int, slot: int) -> bool:
         return any(start <= slot < stop for start, stop in self._by_chunk.get(chunk, ()))
+
+
+def _missing(package: str) -> MissingDependency:
+    return MissingDependency(f"A table of keys needs {package}: pip install 'liveset[tables]'", package=package)

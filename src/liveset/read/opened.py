@@ -101,7 +101,7 @@ class Opened(ABC):
 
         Example:
             >>> ds.refresh(), ds.version
-            (False, 1)
+            (False, 2)
         """
         self._check_refresh()
         store = self._snapshot.store

@@ -20,6 +20,7 @@ class MapView:
     """The samples of a dataset as a map-style dataset, for samplers and plain data loaders.
 
     Example:
+        >>> import torch
         >>> loader = torch.utils.data.DataLoader(ds.as_map(), batch_size=32, shuffle=True)
     """
 

@@ -14,13 +14,17 @@ from liveset.snapshot import open_snapshot
 from liveset.storage import open_store
 
 
-def set_attributes(path: str | os.PathLike[str], attributes: Mapping[str, Any] | None = None, /, **more: Any) -> int:
+def set_attributes(
+    path: str | os.PathLike[str], attributes: Mapping[str, Any] | None = None, /, *, message: str = "", author: str = "", **more: Any
+) -> int:
     """Record facts about a dataset, such as its name, licence or a free text, in one commit.
 
     Args:
         path: of the dataset.
         attributes: names and JSON values; None removes one, and those not named stay.
-        more: the same as keyword arguments.
+        message: what the history says about it.
+        author: who does this.
+        more: attributes as keyword arguments; one that is called ``message`` or ``author`` goes into ``attributes``.
 
     Returns:
         The number of the new version.
@@ -31,7 +35,7 @@ def set_attributes(path: str | os.PathLike[str], attributes: Mapping[str, Any] |
 
     Example:
         >>> liveset.set_attributes(path, name="digits", licence="CC-BY-4.0")
-        2
+        3
         >>> liveset.StreamingDataset(path).attributes["licence"]
         'CC-BY-4.0'
     """
@@ -46,7 +50,8 @@ def set_attributes(path: str | os.PathLike[str], attributes: Mapping[str, Any] |
         if not jsonleaf.is_exact([name, value]):
             raise TypeError(f"the attribute {name!r} is not JSON that reads back equal: {value!r}.")
     # A stamp alone would hide the keys of another program, which are found only where there is none.
-    return commit(store, SetAttributes(chosen), adopt_store(store) if base.edit is None else base).version
+    base = adopt_store(store, author=author) if base.edit is None else base
+    return commit(store, SetAttributes(chosen), base, message=message, author=author).version
 
 
 __all__ = ["set_attributes"]

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from liveset.edit import versions
-from liveset.edit.adopt import adopt_store
+from liveset.edit.adopt import Adoption, adopt_store, remove_unnamed
 from liveset.edit.changes import Restore, Retag, files_of
 from liveset.edit.commit import commit
 from liveset.edit.keyfiles import KEYS
 from liveset.edit.publish import publish_keys
-from liveset.errors import VersionExpired, VersionNotFound
+from liveset.errors import CommitUnknown, DatasetError, NotFound, VersionExpired, VersionNotFound
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
+from liveset.snapshot import Snapshot, archived, entries, open_snapshot
 from liveset.snapshot import Version as Wanted
-from liveset.snapshot import archived, entries, open_snapshot
 from liveset.storage import Store, open_store
 
 Path = str | os.PathLike[str]
@@ -134,7 +134,16 @@ def _alone(store: Store, owner: Mapping[str, int | None]) -> dict[int, int]:
     return alone
 
 
-def tag(path: Path, name: str, version: Wanted | None = None, *, move: bool = False, message: str = "", author: str = "") -> int:
+def tag(
+    path: Path,
+    name: str,
+    version: Wanted | None = None,
+    *,
+    move: bool = False,
+    message: str = "",
+    author: str = "",
+    dry_run: bool = False,
+) -> int:
     """Give a version a name, by which it can be opened, and which keeps it from every vacuum. The name is a commit of its own.
 
     Args:
@@ -144,6 +153,7 @@ def tag(path: Path, name: str, version: Wanted | None = None, *, move: bool = Fa
         move: take the name from another version that has it.
         message: what the history says about it.
         author: who does this.
+        dry_run: only look whether it can be done.
 
     Returns:
         The number of the version that has the name now.
@@ -162,7 +172,8 @@ def tag(path: Path, name: str, version: Wanted | None = None, *, move: bool = Fa
     if not isinstance(name, str) or not _TAG.fullmatch(name):
         raise ValueError(f"{name!r} cannot be a tag: a tag begins with a letter, and has up to 100 letters, digits and . _ + - / in all.")
     store = open_store(path)
-    adopt_store(store)  # a tag is a commit, and a stamp alone would hide the keys of another program
+    if not dry_run:
+        adopt_store(store, author=author)  # a tag is a commit, and a stamp alone would hide the keys of another program
     chosen = open_snapshot(store, version).version
     base = open_snapshot(store).index
     now = base.edit.tags.get(name) if base.edit is not None else None
@@ -170,11 +181,12 @@ def tag(path: Path, name: str, version: Wanted | None = None, *, move: bool = Fa
         return chosen
     if now is not None and not move:
         raise ValueError(f"the tag {name!r} names version {now} of {store.url}: move=True gives it to version {chosen}.")
-    commit(store, Retag(name, chosen), base, message=message, author=author)
+    if not dry_run:
+        commit(store, Retag(name, chosen), base, message=message, author=author)
     return chosen
 
 
-def untag(path: Path, name: str, *, message: str = "", author: str = "") -> int:
+def untag(path: Path, name: str, *, message: str = "", author: str = "", dry_run: bool = False) -> int:
     """Take a name away from a version, and return the number of the version. A vacuum may forget it then.
 
     Args:
@@ -182,12 +194,15 @@ def untag(path: Path, name: str, *, message: str = "", author: str = "") -> int:
         name: to remove.
         message: what the history says about it.
         author: who does this.
+        dry_run: only look whether it can be done.
 
     Raises:
         VersionNotFound: there is no such tag.
         Conflict: somebody else gave the name to another version meanwhile.
 
     Example:
+        >>> liveset.tag(path, "paper", 1)
+        1
         >>> liveset.untag(path, "paper")
         1
     """
@@ -195,7 +210,8 @@ def untag(path: Path, name: str, *, message: str = "", author: str = "") -> int:
     base = open_snapshot(store).index
     if base.edit is None or name not in base.edit.tags:
         raise VersionNotFound(f"{store.url} has no tag {name!r}.", tag=name)
-    commit(store, Retag(name, None), base, message=message, author=author)
+    if not dry_run:
+        commit(store, Retag(name, None), base, message=message, author=author)
     return base.edit.tags[name]
 
 
@@ -218,7 +234,7 @@ def restore(path: Path, version: Wanted, *, force: bool = False, message: str = 
     Raises:
         VersionNotFound, VersionExpired: there is no such version, or it is gone.
         OverwriteConflict: others committed meanwhile.
-        ValueError: the version has keys of another program, which cannot be brought back.
+        ValueError: it is version 0, and the keys that another program published for it are gone.
 
     Example:
         >>> liveset.restore(path, 1, message="the labels of version 2 were wrong")
@@ -227,17 +243,58 @@ def restore(path: Path, version: Wanted, *, force: bool = False, message: str = 
     store = open_store(path)
     base = open_snapshot(store).index
     old = open_snapshot(store, version).index
-    if session is None and _same(old, base):
+    told = message or f"version {old.version}"
+    if old.edit is None:
+        old = _adopted(store) or old
+    if (session is None or base.edit is None) and _same(old, base):
         return base.version
-    if old.edit is None and old.layout_of_keys:
-        raise ValueError(
-            f"version {old.version} of {store.url} has keys that another program published, and those are not kept with the version. "
-            "Restore a later version, which has keys of its own, or export this one."
-        )
-    index = commit(store, Restore(old, force), base, session=session, message=message or f"version {old.version}", author=author)
+    if old.edit is None:
+        index = _restore_foreign(store, old, base, force=force, session=session, message=told, author=author)
+    else:
+        index = commit(store, Restore(old, force), base, session=session, message=told, author=author)
     if index.edit is not None and index.edit.key_files is not None:
         publish_keys(store, index)
     return index.version
+
+
+def _adopted(store: Store) -> Index | None:
+    """Return version 1, if it is what the version of another program became without any other change."""
+    try:
+        first = open_snapshot(store, 1).index
+    except NotFound:
+        return None
+    return first if first.edit is not None and first.edit.op == "adopt" else None
+
+
+def _restore_foreign(store: Store, old: Index, base: Index, *, force: bool, session: str | None, message: str, author: str) -> Index:
+    """Restore what another program wrote. As when it was adopted, the chunks get names that the other program does not change."""
+    adoptions: list[Adoption] = []
+
+    def prepare(_head: Index | None, _since: Sequence[HistoryEntry]) -> Restore:
+        # Made anew for each head, so that they are younger than what a vacuum before it has listed.
+        adoptions.append(Adoption(store))
+        change = adoptions[-1].change(Snapshot(store, old))
+        if change.key_files is None and old.layout_of_keys:
+            raise ValueError(
+                f"version {old.version} of {store.url} has keys that another program published, and those are gone: no version tells them "
+                "that is still there. Export the version, or restore a later one."
+            )
+        # The stamp names the tables of the keys, and makes the commit look whether a vacuum has let them go.
+        stamp = open_snapshot(store, 1).index.edit if change.key_files is not None else None
+        return Restore(old.replace(chunks=change.records.values(), edit=stamp), force)
+
+    def written() -> list[str]:
+        return [name for adoption in adoptions for name in adoption.written]
+
+    try:
+        index = commit(store, prepare, base, session=session, message=message, author=author)
+    except CommitUnknown:
+        raise
+    except (DatasetError, OSError, ValueError):
+        remove_unnamed(store, written(), None)
+        raise
+    remove_unnamed(store, written(), index)
+    return index
 
 
 def _same(a: Index, b: Index) -> bool:

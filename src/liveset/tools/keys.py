@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from liveset.edit.adopt import adopt_store
 from liveset.edit.changes import Change, Keys, SetKeys
-from liveset.edit.commit import commit, new_token
+from liveset.edit.commit import check_texts, commit, new_token
 from liveset.edit.keyfiles import KeyWriter
+from liveset.edit.meter import Progress
 from liveset.edit.publish import layout, publish_keys, require_parquet
 from liveset.errors import CommitUnknown, Corrupt, DatasetNotFound, DuplicateKeys, KeysExist
 from liveset.format.index import Index
-from liveset.format.keytable import KeyColumn
+from liveset.format.keytable import KeyColumn, refuse_duplicates
 from liveset.format.schema import Decoder, Schema
 from liveset.format.stamp import HistoryEntry
 from liveset.keystore import open_keys
@@ -22,7 +23,6 @@ from liveset.snapshot import Snapshot, open_snapshot
 from liveset.storage import Store, open_store
 from liveset.write.keying import KeyRule
 from liveset.write.options import check_shards
-from liveset.write.progress import Progress
 
 
 def build_keys_index(
@@ -34,6 +34,9 @@ def build_keys_index(
     verbose: bool = True,
     num_shards: int = 1,
     allow_pickle: bool = False,
+    message: str = "",
+    author: str = "",
+    dry_run: bool = False,
 ) -> str:
     """Give every sample of a dataset a key, in one commit; the samples stay as they are.
 
@@ -47,6 +50,9 @@ def build_keys_index(
         verbose: show progress, if this is a terminal.
         num_shards: into how many files the keys are published for other tools.
         allow_pickle: let samples create objects of any type while their keys are found.
+        message: what the history says about it.
+        author: who does this.
+        dry_run: only find the keys and check them.
 
     Returns:
         The folder of the published keys.
@@ -58,25 +64,58 @@ def build_keys_index(
         SampleError: a sample has no key, or one of a type that keys cannot have; the message names its position.
 
     Example:
-        >>> liveset.build_keys_index(path, "id", verbose=False)
+        >>> folder = liveset.build_keys_index(path, "id", verbose=False)
         >>> liveset.StreamingDataset(path)["play-3"]
         {'id': 'play-3', 'square': 9}
     """
-    check_shards(num_shards)
-    require_parquet()
-    rule = KeyRule.of(key_fn)
     store = open_store(input_dir)
-    base = open_snapshot(store).index
-    folder = os.path.join(store.url, "keys")
     if output_dir is not None and os.path.abspath(os.fspath(output_dir)) != store.url:
         raise ValueError("output_dir= must be the dataset itself: keys are part of it.")
+    build_keys(store, key_fn, overwrite, num_shards, allow_pickle, verbose=verbose, message=message, author=author, dry_run=dry_run)
+    return os.path.join(store.url, "keys")
+
+
+class KeysBuilt(NamedTuple):
+    """The keys that a dataset has got, or would get."""
+
+    number: int
+    kind: type
+    version: int | None
+
+
+def build_keys(
+    store: Store,
+    key_fn: Callable[[Any], Any] | str,
+    overwrite: bool,
+    num_shards: int,
+    allow_pickle: bool,
+    *,
+    verbose: bool,
+    message: str,
+    author: str,
+    dry_run: bool,
+) -> KeysBuilt:
+    """Do what ``build_keys_index`` does, and tell what came of it."""
+    check_shards(num_shards)
+    check_texts(message=message, author=author)
+    require_parquet()
+    rule = KeyRule.of(key_fn)
+    base = open_snapshot(store).index
+    folder = os.path.join(store.url, "keys")
     _refuse_existing(store, base, overwrite, folder)
+    builder = _Builder(store, rule, allow_pickle, Progress(base.samples, enabled=verbose, title="keys"))
+    if dry_run:
+        try:
+            found = KeyColumn.join([column for _, column in builder.columns(base)])
+        finally:
+            builder.progress.close()
+        refuse_duplicates(found)
+        return KeysBuilt(len(found), found.kind, None)
     if base.edit is None:
         try:
-            base = adopt_store(store)
+            base = adopt_store(store, author=author)
         except (Corrupt, DuplicateKeys):  # the keys that it has cannot be kept until there are new ones
-            base = adopt_store(store, keys=False)
-    builder = _Builder(store, rule, allow_pickle, Progress(base.samples, enabled=verbose))
+            base = adopt_store(store, author=author, keys=False)
     tables = KeyWriter(store, new_token())
 
     def prepare(head: Index | None, _: Sequence[HistoryEntry]) -> Change:
@@ -86,7 +125,7 @@ def build_keys_index(
         return SetKeys(Keys(tables.fresh(builder.columns(head)), layout(num_shards, rule.field)))
 
     try:
-        index = commit(store, prepare, base)
+        index = commit(store, prepare, base, message=message, author=author)
     except BaseException as error:
         if not isinstance(error, CommitUnknown | KeyboardInterrupt):  # then the commit may have landed
             store.delete(tables.written)
@@ -95,7 +134,9 @@ def build_keys_index(
         builder.progress.close()
     store.delete(tables.written[:-1])
     publish_keys(store, index)
-    return folder
+    assert index.edit is not None
+    assert index.edit.key_files is not None
+    return KeysBuilt(index.edit.key_files.count, int if index.edit.key_files.kind == "int" else str, index.version)
 
 
 def _refuse_existing(store: Store, index: Index, overwrite: bool, folder: str) -> None:
