@@ -6,6 +6,7 @@ program wrote has only the published Parquet shards, which are searched row grou
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ import numpy as np
 
 from liveset.errors import Corrupt, KeyNotFound, NotFound
 from liveset.format.index import Index
-from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Place, moved_down, moved_up
+from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Place, hashed_key, moved_up
 from liveset.format.stamp import KeyFiles
 from liveset.snapshot import Snapshot, open_snapshot
 
@@ -99,18 +100,20 @@ class TableKeys:
         return {record.id or record.filename: number for number, record in enumerate(self._snapshot.index.chunks)}
 
     @cached_property
-    def _removed(self) -> dict[str, list[tuple[int, Any]]]:
+    def _removed(self) -> dict[str, list[tuple[int, list[int]]]]:
         """The slots that became free in a chunk: numbers of the tables (newest first) that say so, oldest first, and the slots."""
-        found: dict[str, list[tuple[int, Any]]] = {}
+        found: dict[str, list[tuple[int, list[int]]]] = {}
         for number in range(len(self.tables) - 1, -1, -1):
             for chunk, free in self.tables[number].removed.items():
-                found.setdefault(chunk, []).append((number, free))
+                found.setdefault(chunk, []).append((number, free.tolist()))
         return found
 
     def locate(self, key: Key) -> tuple[int, int] | None:
+        if type(key) is not self.kind:
+            return None
+        stored, hashed = hashed_key(key)
         for number, table in enumerate(self.tables):
-            row = table.find(key)
-            if row is not None:
+            if (row := table.find_stored(stored, hashed)) is not None:
                 place = self._resolve(table.place(row), table)
                 return self._moved(place, number) if place is not None and self._removed else place
         return None
@@ -120,7 +123,7 @@ class TableKeys:
         slot = place[1]
         for number, free in self._removed.get(self._id(place[0]), ()):
             if number < known:
-                slot = int(moved_down(slot, free))
+                slot -= bisect_left(free, slot)
         return place[0], slot
 
     def locate_many(self, keys: Sequence[Key]) -> list[tuple[int, int] | None]:
@@ -148,7 +151,7 @@ class TableKeys:
         known, name = self._table_of(chunk), self._id(chunk)
         for number, free in reversed(self._removed.get(name, ())):
             if number < known:
-                slot = int(moved_up(slot, free))
+                slot = int(moved_up(slot, np.array(free)))
         return self.tables[known].key_at(name, slot)
 
     def keys_of(self, chunk: int) -> list[Key]:
@@ -156,7 +159,7 @@ class TableKeys:
         keys = self.tables[known].keys_of(name)
         for number, free in self._removed.get(name, ()):
             if number < known:
-                gone = set(free.tolist())
+                gone = set(free)
                 keys = [key for slot, key in enumerate(keys) if slot not in gone]
         return keys
 

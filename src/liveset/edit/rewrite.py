@@ -78,7 +78,7 @@ class Rewrite:
         self, base: Snapshot, places: Places, staged: StagedEdits, decoder: Decoder, on_progress: Callable[[int, int], object]
     ) -> None:
         self._base, self._places, self._staged, self._decoder, self._on_progress = base, places, staged, decoder, on_progress
-        self._store = base.store
+        self._store, self._leaves = base.store, len(decoder.schema.formats)
         self._ids = ids_of(base.index)
         self._token = new_token()
         self._keys = KeyWriter(self._store, self._token)
@@ -257,7 +257,7 @@ class Rewrite:
                 raise SampleError(f"the sample for the key {key!r} fits only Arrow chunks, and its chunk is none any more.")
             return msgspec.msgpack.decode(data)
         if kind is Kind.PATCH:
-            return apply_patch(stored.content(slot), data, len(self._decoder.schema.formats))
+            return apply_patch(stored.content(slot), data, self._leaves)
         return self._decoder.decode(data, 0, len(data)) if stored.holds_rows else data
 
     def _new_chunks(self, current: Snapshot, inserts: Sequence[Key]) -> list[tuple[ChunkRecord, KeyColumn]]:

@@ -90,6 +90,12 @@ def key_bytes(key: Key) -> bytes:
     return key.encode() if type(key) is str else _INT.pack(key)
 
 
+def hashed_key(key: Key) -> tuple[bytes, int]:
+    """Return what is stored for a key, and the hash that tables are sorted by."""
+    stored = key_bytes(key)
+    return stored, _hash(stored)
+
+
 class KeyColumn:
     """Many keys as arrays: compact, quick to join and to pickle.
 
@@ -293,10 +299,10 @@ class KeyTable:
 
     def find(self, key: Key) -> int | None:
         """Return the row of a key (also of a deleted one), or None."""
-        if type(key) is not self.kind:
-            return None
-        stored = key_bytes(key)
-        hashed = _hash(stored)
+        return self.find_stored(*hashed_key(key)) if type(key) is self.kind else None
+
+    def find_stored(self, stored: bytes, hashed: int) -> int | None:
+        """Return the row of a key of the right type, of which ``hashed_key`` has been asked."""
         hashes = self._hashes
         row = bisect_left(hashes, hashed)
         while row < self.rows and hashes[row] == hashed:
