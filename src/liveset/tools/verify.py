@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from liveset.errors import DatasetError, MissingDependency, PickleRefused, UnsupportedFormat
 from liveset.format import codec
 from liveset.format.index import ChunkRecord
-from liveset.format.keytable import KeyTable
+from liveset.format.keytable import Key, KeyTable
 from liveset.format.schema import Decoder, Schema
+from liveset.keystore import open_keys
 from liveset.read.chunks import OpenChunks
 from liveset.snapshot import Snapshot, Version, open_snapshot
-from liveset.storage import open_store
+from liveset.storage import HEAD, open_store
+from liveset.tools.search import Found, Wanted, search
+
+__all__ = ["Damage", "Found", "VerifyReport", "verify"]
+
+# So many keys of a damaged chunk are named; their number is that of the positions.
+MOST_KEYS = 100
 
 
 class Damage(NamedTuple):
-    """A file that is not as it should be, and what is wrong with it."""
+    """A file that is not as it should be, and what is wrong with it.
+
+    Attributes:
+        file: name of the file.
+        problem: what is wrong.
+        positions: of the samples in it, all that a damaged chunk holds; empty for files that hold no samples.
+        keys: of the first hundred of these samples, where the dataset has keys and they can be read.
+    """
 
     file: str
     problem: str
+    positions: range = range(0)
+    keys: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +51,9 @@ class VerifyReport:
         chunks: number of chunk files looked at.
         samples: number of samples in them.
         unchecked: chunk files without a checksum (another program wrote them); they were decoded instead.
-        damaged: the files that are missing, cut short or changed.
+        damaged: the files that are missing, cut short or changed, and the samples that they hold.
+        searched: number of files in which ``absent`` was looked for.
+        found: what of it was found, and where.
     """
 
     path: str
@@ -43,61 +62,95 @@ class VerifyReport:
     samples: int
     unchecked: int
     damaged: tuple[Damage, ...]
+    searched: int = 0
+    found: tuple[Found, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is damaged."""
-        return not self.damaged
+        """Whether nothing is damaged, and nothing was found that should be absent."""
+        return not self.damaged and not self.found
 
 
 def verify(
-    path: str | os.PathLike[str], *, version: Version | None = None, progress: Callable[[int, int], None] | None = None
+    path: str | os.PathLike[str],
+    *,
+    version: Version | None = None,
+    absent: Iterable[Wanted] = (),
+    progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
     """Read every chunk and key table of a version and compare it with its checksum; a chunk without one is decoded instead.
+
+    With ``absent`` every file in the folder is searched as well, those of all versions and those that nothing names: what zstd, Parquet and
+    Arrow have packed is unpacked first. A text counts as found where it is a whole word of a field (``play-1`` is not in ``play-10``), and
+    anywhere in fields that hold no text and in files that are not known; bytes count wherever they stand. An integer is looked for in key
+    tables, published keys and the field that holds the keys. What is packed otherwise, such as text in an image or a zip file, is not seen.
 
     Args:
         path: of the dataset.
         version: to check: number, tag or time; None is the newest.
+        absent: keys, texts and bytes that no file may hold.
         progress: called with the number of chunks done and their total.
 
     Raises:
         DatasetNotFound, VersionNotFound, VersionExpired: there is nothing to check.
         Corrupt: the index itself cannot be read.
+        MissingDependency: ``absent`` cannot be looked for without a package that is not installed.
 
     Example:
         >>> liveset.verify(path).ok
         True
+        >>> [found.place for found in liveset.verify(path, absent=["play-7"]).found]
+        ['row 53 of the key table', "sample 7, field 'id'", "column 'key'"]
     """
+    if isinstance(absent, str | bytes):
+        raise TypeError("absent= takes a list of keys, texts or bytes, not one of them alone.")
     snapshot = open_snapshot(open_store(path), version)
     index = snapshot.index
     damaged = []
     if index.edit is not None and not index.digest_matches():
-        damaged.append(Damage("index.json", "another program changed it after its last commit"))
+        damaged.append(Damage(HEAD, "another program changed it after its last commit"))
+    damaged += damaged_files(snapshot, progress=progress)
+    unchecked = sum(record.check is None for record in index.chunks)
+    wanted = list(absent)
+    found, searched = search(snapshot.store, wanted) if wanted else ([], 0)
+    counts = len(index.chunks), len(snapshot), unchecked
+    return VerifyReport(snapshot.store.url, index.version, *counts, tuple(damaged), searched, tuple(found))
+
+
+def damaged_files(
+    snapshot: Snapshot, *, skip: Collection[str] = (), progress: Callable[[int, int], None] | None = None
+) -> Iterator[Damage]:
+    """Yield the damaged chunks and key tables of a version, but those in ``skip``."""
     chunks = _open(snapshot)
-    unchecked = 0
-    for number, record in enumerate(index.chunks):
-        unchecked += record.check is None
+    listed = snapshot.index.chunks
+    for number, record in enumerate(listed):
         try:
-            _check(snapshot, chunks, number, record)
+            if record.filename not in skip:
+                _check(snapshot, chunks, number, record)
         except (MissingDependency, PickleRefused, UnsupportedFormat):
             pass  # nothing says that the bytes are wrong: they cannot be decoded here
         except DatasetError as error:
-            damaged.append(Damage(record.filename, str(error)))
+            positions = range(snapshot.starts[number], snapshot.starts[number + 1])
+            yield Damage(record.filename, str(error), positions, _keys(snapshot, number))
         if progress is not None:
-            progress(number + 1, len(index.chunks))
-    damaged += _damaged_keys(snapshot)
-    return VerifyReport(snapshot.store.url, index.version, len(index.chunks), len(snapshot), unchecked, tuple(damaged))
-
-
-def _damaged_keys(snapshot: Snapshot) -> list[Damage]:
+            progress(number + 1, len(listed))
     files = snapshot.index.edit.key_files if snapshot.index.edit is not None else None
-    found = []
     for name in files.tables if files is not None else ():
         try:
-            KeyTable(snapshot.store.map(name, 0), name).check()
+            if name not in skip:
+                KeyTable(snapshot.store.map(name, 0), name).check()
         except DatasetError as error:
-            found.append(Damage(name, str(error)))
-    return found
+            yield Damage(name, str(error))
+
+
+def _keys(snapshot: Snapshot, number: int) -> tuple[Key, ...]:
+    """Return the first keys of a chunk, as far as they can be told."""
+    with suppress(DatasetError):
+        keys = open_keys(snapshot)
+        if keys is not None:
+            count = min(snapshot.index.chunks[number].samples, MOST_KEYS)
+            return tuple(keys.key_at(number, slot) for slot in range(count))
+    return ()
 
 
 def _open(snapshot: Snapshot) -> OpenChunks | None:

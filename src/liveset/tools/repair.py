@@ -1,0 +1,525 @@
+"""Repair: a lost or damaged index, chunks and key tables are put right from what is there and from another copy of the dataset."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+
+from liveset.edit.adopt import remove_unnamed
+from liveset.edit.changes import Change, Overwrite, Replace, Restore, Stamp, apply, files_of
+from liveset.edit.commit import commit, new_token
+from liveset.edit.keyfiles import KEYS, KeyWriter, ids_of
+from liveset.edit.publish import layout, publish_keys
+from liveset.errors import CommitUnknown, Conflict, Corrupt, DatasetError, DatasetNotFound, ForeignEdit, NotFound, VersionExpired
+from liveset.format import codec
+from liveset.format.chunk import Buffer, open_chunk, plain_buffer
+from liveset.format.framed import FramedItems, is_framed
+from liveset.format.index import ChunkRecord, Index
+from liveset.format.keytable import KeyColumn, KeyTable
+from liveset.format.schema import Decoder, Schema
+from liveset.format.stamp import HistoryEntry, KeyFiles
+from liveset.keystore import TableKeys, open_keys
+from liveset.snapshot import Snapshot, archived, entries, redirects_of
+from liveset.storage import HEAD, PRIVATE, VERSIONS, Head, Store, Swap, open_store, version_name
+from liveset.tools.verify import Damage, damaged_files
+
+__all__ = ["RepairReport", "Restored", "repair"]
+
+QUARANTINE = PRIVATE + "quarantine/"
+"""Where a damaged index is kept."""
+
+OP = "repair"
+"""What the history says of a commit that this makes."""
+
+# How often a file is offered to a dataset whose head changes all the time.
+_ATTEMPTS = 50
+_CHUNK = re.compile(r"chunk-(\d+)-(\d+)(?:-([0-9a-f]{16}))?(?:\.[^./]+)?\.bin")
+
+
+class Restored(NamedTuple):
+    """A file that was put right, and the file that its bytes came from."""
+
+    file: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair did, or would do.
+
+    Attributes:
+        path: of the dataset.
+        dry_run: whether nothing was done.
+        version: of the newest version afterwards; with ``dry_run`` the one that it would have.
+        index: what was wrong with ``index.json`` and what was taken in its place; empty when nothing was.
+        unlisted: chunk files that no version names, where the index was rebuilt: they may hold what a lost version had.
+        restored: chunks, key tables and archived versions that have their bytes again.
+        quarantined: chunks that were taken out of the newest version, with the positions and keys that they had.
+        left: what is still wrong with the newest version.
+        older: files that are still wrong and that only earlier versions need.
+    """
+
+    path: str
+    dry_run: bool
+    version: int
+    index: str
+    unlisted: tuple[str, ...]
+    restored: tuple[Restored, ...]
+    quarantined: tuple[Damage, ...]
+    left: tuple[Damage, ...]
+    older: tuple[Damage, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the newest version is whole."""
+        return not self.left
+
+    @property
+    def done(self) -> bool:
+        """Whether anything was changed, or would be."""
+        return bool(self.index or self.restored or self.quarantined)
+
+
+def repair(
+    path: str | os.PathLike[str], *, copy: str | os.PathLike[str] | None = None, quarantine: bool = False, dry_run: bool = False
+) -> RepairReport:
+    """Put right what is damaged in a dataset, as far as that is possible without guessing; doing it again changes nothing more.
+
+    * An ``index.json`` that is missing, damaged or older than an archived version is replaced by the newest version that is known: of the
+      archived ones, or of ``copy`` if that continues them. It becomes a new version, and the damaged file is kept in
+      ``_liveset/quarantine/``. What only the lost version had is not in it; ``unlisted`` names the chunk files that may hold it. Where no
+      version is known at all, the chunk files are listed by the order in their names with the schema of ``copy``.
+    * Damaged and missing chunks, key tables and archived versions, those of earlier versions too, get their bytes back from any file in the
+      dataset or in ``copy`` that has the right ones: the checksum decides, and where there is none, the name and that all samples decode.
+    * With ``quarantine`` the chunks that remain damaged leave the dataset in one commit; the other samples keep their order and keys. The
+      damaged files stay, since earlier versions name them, until a vacuum forgets those.
+
+    Args:
+        path: of the dataset.
+        copy: another copy of the dataset, of any version of it; it is only read.
+        quarantine: take chunks that cannot be restored out of the newest version.
+        dry_run: only tell what would be done.
+
+    Returns:
+        What was done, and what is still wrong.
+
+    Raises:
+        DatasetNotFound: there is no dataset, nor anything left of one.
+        Corrupt: the index cannot be rebuilt; the message says what is missing for it.
+        ForeignEdit: another program put an index of its own in place of ours.
+        Conflict: somebody else changed the dataset meanwhile; nothing is half done, call it again.
+        ValueError: ``quarantine`` for a dataset of another program.
+
+    Example:
+        >>> report = liveset.repair(path, copy=backup)
+        >>> report.ok, len(report.restored)
+        (True, 1)
+    """
+    store = open_store(path)
+    other = open_store(copy) if copy is not None else None
+    if other is not None and other.url == store.url:
+        raise ValueError("copy= is the dataset itself: give the path of another copy.")
+    found = _Head(store, other).find()
+    index = found.new
+    if found.problem and not dry_run:
+        _put(store, found)
+    files = _Files(store, other, index, dry_run=dry_run)
+    left, older = files.restore()
+    quarantined: tuple[Damage, ...] = ()
+    version = index.version
+    if quarantine and (bad := [damage for damage in left if damage.file in {record.filename for record in index.chunks}]):
+        quarantined = tuple(bad)
+        left = [damage for damage in left if damage not in bad]
+        changed = _quarantine(store, index, bad, dry_run=dry_run)
+        version = version + 1 if changed is None else changed.version
+    told = f"{found.problem}: {found.source}" if found.problem else ""
+    unlisted = tuple(_unlisted(store, index)) if found.problem else ()
+    return RepairReport(store.url, dry_run, version, told, unlisted, tuple(files.restored), quarantined, tuple(left), tuple(older))
+
+
+# --- the index --------------------------------------------------------------------------------------------------------
+
+
+class _Verdict(NamedTuple):
+    """The head as it is, what is wrong with it, and what should be in its place."""
+
+    head: Head | None
+    problem: str
+    source: str
+    base: Index
+    """The version that is known."""
+    new: Index
+    """The head that follows it; the same where nothing is wrong, or where no commit can follow."""
+
+
+class _Head:
+    """Finds out what the head of a dataset should be."""
+
+    def __init__(self, store: Store, other: Store | None) -> None:
+        self._store, self._other = store, other
+        self._newest = _newest_archived(store)
+        self._rebuilt: Index | None = None
+
+    def find(self) -> _Verdict:
+        head = self._store.read_head()
+        problem, index = self._judged(head)
+        if index is not None:
+            return _Verdict(head, "", "", index, index)
+        base, source = self._replacement(problem)
+        if base.edit is None or base is self._rebuilt:  # another program's is put back as it was
+            return _Verdict(head, problem, source, base, base)
+        token = new_token()
+        new = apply(base, Restore(base), Stamp(f"{token}.0", token, datetime.now(UTC), f"index.json was {problem}"))
+        assert new.edit is not None
+        # The lost head was at most one version after the last archived one, and its number is not used again.
+        number = max(new.version, max(_archived_numbers(self._store), default=-1) + 2)
+        return _Verdict(head, problem, source, base, new.replace(edit=replace(new.edit, op=OP, version=number)))
+
+    def _judged(self, head: Head | None) -> tuple[str, Index | None]:
+        """Return what is wrong with a head, and else the index in it."""
+        path = f"{self._store.url}/{HEAD}"
+        if head is None:
+            if not self._store.exists():
+                raise DatasetNotFound(f"{self._store.url} does not exist.", path=self._store.url)
+            return "missing", None
+        try:
+            index = Index.parse(head.data, path)
+        except Corrupt as error:
+            return str(error).removeprefix(f"{path} is ").rstrip("."), None
+        if index.edit is None and self._newest is not None and self._newest.version > 0:
+            raise ForeignEdit(
+                f"{path} was written by another program, but versions of ours are archived. Nothing says which data you want: to go back "
+                f"to version {self._newest.version} move it away and repair again; to go on with it, remove {VERSIONS}.",
+                file=path,
+            )
+        if not index.digest_matches():
+            return "damaged (its members do not fit the digest of its stamp)", None
+        if self._newest is not None and self._newest.version > index.version:
+            return f"older (version {index.version}) than version {self._newest.version}, which is archived", None
+        return "", index
+
+    def _replacement(self, problem: str) -> tuple[Index, str]:
+        newest, other = self._newest, _newest(self._other) if self._other is not None else None
+        if self._other is not None and other is not None and self._continues(self._other, other):
+            return other, f"version {other.version} of the copy"
+        if newest is not None:
+            return newest, f"version {newest.version}, the newest that is archived"
+        names = sorted(entry.name for entry in self._store.list("chunk-"))
+        if not names:
+            raise DatasetNotFound(f"{self._store.url} doesn't contain any index.json file, nor chunks of a dataset.", path=self._store.url)
+        if other is None or other.config is None:
+            raise Corrupt(
+                f"{self._store.url}/{HEAD} is {problem}, and no earlier version is archived. The {len(names)} chunk files do not say which "
+                "schema their samples have: give another copy of the dataset, or one with samples of the same schema, as copy=.",
+                file=HEAD,
+            )
+        self._rebuilt = self._from_headers(names, other.config)
+        return self._rebuilt, f"{len(names)} chunk files, with the schema of the copy"
+
+    def _continues(self, store: Store, index: Index) -> bool:
+        """Whether an index of the copy is of our line, and newer than what is archived here."""
+        newest = self._newest
+        if newest is None or newest.edit is None:
+            ours = {entry.name for entry in self._store.list("chunk-")}
+            return not ours.isdisjoint(files_of(index))
+        if index.version <= newest.version:
+            return False
+        with suppress(VersionExpired):
+            return any(entry.id == newest.id for entry in entries(store, index, above=newest.version - 1))
+        return False
+
+    def _from_headers(self, names: Sequence[str], config: Mapping[str, Any]) -> Index:
+        """Return an index of all chunk files, in the order that their names give."""
+        places: dict[tuple[int, int], str] = {}
+        for name in names:
+            match = _CHUNK.fullmatch(name)
+            place = (int(match[1]), int(match[2])) if match is not None else None
+            if place is None or place in places:
+                twin = f"{places[place]} and {name} have the same place" if place is not None else f"{name} does not say where it belongs"
+                raise Corrupt(
+                    f"the index of {self._store.url} cannot be rebuilt from its chunk files: {twin}, and nothing says which belong to one "
+                    "version. Give another copy of the dataset as copy=.",
+                    file=name,
+                )
+            places[place] = name
+        records = tuple(_record(self._store, places[place], config) for place in sorted(places))
+        token = new_token()
+        stamp = Stamp(f"{token}.0", token, datetime.now(UTC), "rebuilt from chunk files")
+        index = apply(None, Overwrite(config, records), stamp)
+        assert index.edit is not None
+        keys = _key_files(self._store, records)
+        members = dict(index.members)
+        if keys is not None:
+            members["keys"] = msgspec.json.encode(layout(1, None))
+        return index.replace(edit=replace(index.edit, op=OP, key_files=keys), members=members)
+
+
+def _newest_archived(store: Store) -> Index | None:
+    """Return the newest archived version that can be read."""
+    return next(_archives(store), None)
+
+
+def _newest(store: Store) -> Index | None:
+    """Return the newest version that can be read, the head's or an archived one."""
+    newest = _newest_archived(store)
+    head = store.read_head()
+    if head is not None:
+        with suppress(Corrupt):
+            index = Index.parse(head.data, f"{store.url}/{HEAD}")
+            if index.digest_matches() and (newest is None or index.version > newest.version):
+                return index
+    return newest
+
+
+def _record(store: Store, name: str, config: Mapping[str, Any]) -> ChunkRecord:
+    """Return the index entry of a chunk file, as far as the file tells it."""
+    data = plain_buffer(store.map(name, 0))
+    compression = codec.Compression.from_config(config)
+    plain = codec.decompress(data, file=name) if codec.is_frame(data) else data
+    count = int.from_bytes(plain[12:16] if is_framed(plain) else plain[:4], "little")
+    match = _CHUNK.fullmatch(name)
+    chunk = f"{match[3]}.{match[1]}.{match[2]}" if match is not None and match[3] else None
+    record = ChunkRecord(name, count, len(plain), id=chunk, check=codec.checksum(data) if chunk else None)
+    if is_framed(plain):
+        FramedItems(plain, count, name)  # which checks the tables
+    # That it opens with the schema is the best proof that there is.
+    opened = open_chunk(data, record, Decoder(Schema.from_config(config), strict=False), compression)
+    for _ in islice(opened.iterate(0, count), 1):
+        pass
+    return record
+
+
+def _key_files(store: Store, records: Sequence[ChunkRecord]) -> KeyFiles | None:
+    """Return the one key table that holds the keys of just these chunks."""
+    wanted = sorted((record.id, record.samples) for record in records if record.id is not None)
+    for entry in store.list(KEYS):
+        with suppress(Corrupt):
+            table = KeyTable(store.map(entry.name, 0), entry.name)
+            if sorted(table.directory) == wanted and len(wanted) == len(records) and table.live == table.rows and not table.removed:
+                return KeyFiles("int" if table.kind is int else "text", table.rows, (entry.name,))
+    return None
+
+
+def _put(store: Store, found: _Verdict) -> None:
+    """Put an index in place of the damaged one, which is kept."""
+    head, new = found.head, found.new
+    if head is not None:
+        store.write_once(f"{QUARANTINE}index-{codec.checksum(head.data).removeprefix('xxh3:')}.json", head.data)
+    if new.version > found.base.version:
+        store.write_once(version_name(found.base.version), found.base.to_bytes())
+    published = [entry.name for entry in store.list("keys") if entry.name == "keys.parquet" or entry.name.startswith("keys/shard-")]
+    withdrawn = published if new.edit is not None else []
+    outcome = store.swap_head(new.to_bytes(), head.tag if head is not None else None, withdrawn)
+    if outcome is Swap.LOST:
+        raise Conflict(f"{store.url}/{HEAD} was replaced while it was being repaired; nothing was changed. Look at it again.")
+    now = store.read_head()
+    if outcome is Swap.UNKNOWN and (now is None or now.data != new.to_bytes()):
+        raise CommitUnknown(f"nobody knows whether {store.url}/{HEAD} was replaced: the store did not answer. Repair again.")
+    if new.edit is not None:
+        # Archived at once, so that its number is known to be taken if this head is lost, too.
+        store.write_once(version_name(new.version), new.to_bytes())
+        if new.edit.key_files is not None:
+            publish_keys(store, new)
+
+
+def _unlisted(store: Store, index: Index) -> Iterator[str]:
+    """Yield the chunk files that no version names."""
+    named = files_of(index)
+    for kept in _archives(store):
+        named |= files_of(kept) | files_of(kept.redirected(redirects_of(index)))
+    yield from sorted(entry.name for entry in store.list("chunk-") if entry.name not in named)
+
+
+def _archives(store: Store) -> Iterator[Index]:
+    """Yield the archived versions that can be read, newest first."""
+    for number in sorted(_archived_numbers(store), reverse=True):
+        with suppress(Corrupt):
+            if (index := archived(store, number)) is not None:
+                yield index
+
+
+def _archived_numbers(store: Store) -> list[int]:
+    names = (entry.name.removeprefix(VERSIONS).removesuffix(".json") for entry in store.list(VERSIONS))
+    return [int(name) for name in names if name.isdecimal()]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+class _Files:
+    """Finds the damaged files of all versions, and puts back those whose bytes are somewhere."""
+
+    def __init__(self, store: Store, other: Store | None, index: Index, *, dry_run: bool) -> None:
+        self._store, self._index, self._dry_run = store, index, dry_run
+        self._places = [place for place in (other, store) if place is not None]
+        self._other = other
+        self._sums: dict[tuple[str, str], str] = {}
+        self._listed: dict[str, dict[str, int]] = {}
+        self.restored: list[Restored] = []
+
+    def restore(self) -> tuple[list[Damage], list[Damage]]:
+        """Return what is left of the newest version, and of the earlier ones."""
+        older = self._restore_archives()
+        left = self._restore_of(Snapshot(self._store, self._index), set())
+        seen = files_of(self._index)
+        fence = self._index.edit.fence if self._index.edit is not None else None
+        for index in _archives(self._store):
+            if fence is None or fence.keeps(index.version):
+                # As purges left it: what they erased must not come back.
+                snapshot = Snapshot(self._store, index, redirects_of(self._index))
+                older += [damage._replace(positions=range(0), keys=()) for damage in self._restore_of(snapshot, seen)]
+                seen |= files_of(snapshot.index)
+        return left, older
+
+    def _restore_of(self, snapshot: Snapshot, seen: set[str]) -> list[Damage]:
+        index = snapshot.index
+        records = {record.filename: record for record in index.chunks}
+        left = []
+        for damage in damaged_files(snapshot, skip=seen):
+            source = self._chunk(index, records[damage.file]) if damage.file in records else self._table(damage.file)
+            if source is None:
+                left.append(damage)
+                continue
+            place, name = source
+            self._publish(damage.file, place, name)
+        return left
+
+    def _chunk(self, index: Index, record: ChunkRecord) -> tuple[Store, str] | None:
+        """Return where the bytes of a chunk are."""
+        if record.check is None:
+            return (self._other, record.filename) if self._other is not None and _decodes(self._other, index, record) else None
+        for place in self._places:
+            size = None if index.compressed_files else record.size
+            names = [name for name, length in self._sizes(place).items() if size in (None, length)]
+            # The file of the same name first: it is the most likely one, and reading others costs time.
+            for name in sorted(names, key=lambda name: (name != record.filename, name)):
+                if (place is not self._store or name != record.filename) and self._sum(place, name) == record.check:
+                    return place, name
+        return None
+
+    def _sizes(self, place: Store) -> dict[str, int]:
+        if place.url not in self._listed:
+            self._listed[place.url] = {entry.name: entry.size for entry in place.list("") if entry.name.endswith(".bin")}
+        return self._listed[place.url]
+
+    def _sum(self, place: Store, name: str) -> str:
+        if (place.url, name) not in self._sums:
+            try:
+                self._sums[place.url, name] = codec.checksum(place.map(name, 0))
+            except DatasetError:
+                self._sums[place.url, name] = ""
+        return self._sums[place.url, name]
+
+    def _table(self, name: str) -> tuple[Store, str] | None:
+        """Return where the bytes of a key table are; its name is its own, and it carries its checksum."""
+        with suppress(NotFound, Corrupt):
+            if self._other is not None:
+                KeyTable(self._other.map(name, 0), name).check()
+                return self._other, name
+        return None
+
+    def _restore_archives(self) -> list[Damage]:
+        left = []
+        edit = self._index.edit
+        known = {entry.version: entry.id for entry in (edit.history if edit is not None else ())}
+        for number in _archived_numbers(self._store):
+            name = version_name(number)
+            try:
+                archived(self._store, number)
+            except Corrupt as error:
+                good = None
+                with suppress(Corrupt):
+                    good = archived(self._other, number) if self._other is not None else None
+                if self._other is not None and good is not None and known.get(number, good.id) == good.id:
+                    self._publish(name, self._other, name)
+                else:
+                    left.append(Damage(name, str(error)))
+        return left
+
+    def _publish(self, name: str, place: Store, source: str) -> None:
+        """Put the bytes of another file under a name, in one step."""
+        if not self._dry_run:
+            data = place.map(source, 0)
+            for _ in range(_ATTEMPTS):
+                head = self._store.read_head()
+                if head is None:
+                    raise DatasetNotFound(f"{self._store.url} was removed while it was being repaired.", path=self._store.url)
+                if self._store.publish(name, data, head.tag):
+                    break
+            else:
+                raise Conflict(f"{self._store.url} is changed all the time, so that {name} could not be put in place. Repair again.")
+        self.restored.append(Restored(name, f"{place.url}/{source}"))
+
+
+def _decodes(place: Store, index: Index, record: ChunkRecord) -> bool:
+    """Whether a file with the name of a chunk holds samples of the schema, as many as it should."""
+    config = index.config or {}
+    try:
+        data: Buffer = plain_buffer(place.map(record.filename, 0 if index.compressed_files else record.size))
+        decoder = Decoder(Schema.from_config(config, index.file), strict=False)
+        for _ in open_chunk(data, record, decoder, codec.Compression.from_config(config)).iterate(0, record.samples):
+            pass
+    except DatasetError:
+        return False
+    return True
+
+
+# --- quarantine -------------------------------------------------------------------------------------------------------
+
+
+def _quarantine(store: Store, index: Index, bad: Sequence[Damage], *, dry_run: bool) -> Index | None:
+    """Take chunks out of the newest version, and return the new one; None with ``dry_run``."""
+    if index.edit is None:
+        raise ValueError(f"{store.url} was written by another program: adopt it (liveset.adopt) before chunks are taken out of it.")
+    if dry_run:
+        return None
+    files = {damage.file for damage in bad}
+    writer = KeyWriter(store, new_token())
+
+    def prepare(head: Index | None, _: Sequence[HistoryEntry]) -> Change | None:
+        if head is None:
+            raise DatasetNotFound(f"{store.url} was removed while it was being repaired.", path=store.url)
+        gone = [number for number, record in enumerate(head.chunks) if record.filename in files]
+        return _without(store, head, gone, writer) if gone else None
+
+    samples = sum(len(damage.positions) for damage in bad)
+    try:
+        new = commit(store, prepare, index, message=f"{len(bad)} damaged chunks with {samples} samples taken out")
+    except CommitUnknown:
+        raise
+    except (DatasetError, OSError):
+        remove_unnamed(store, writer.written, None)
+        raise
+    remove_unnamed(store, writer.written, new)
+    if new.edit is not None and new.edit.key_files is not None:
+        publish_keys(store, new)
+    return new
+
+
+def _without(store: Store, head: Index, gone: Sequence[int], writer: KeyWriter) -> Change:
+    """Return the change that takes chunks away, and their keys with them."""
+    records = [head.chunks[number] for number in gone]
+    listed = [name for name in ids_of(head) if name not in {record.id or record.filename for record in records}]
+    snapshot = Snapshot(store, head)
+    files = None
+    keys = open_keys(snapshot)
+    if isinstance(keys, TableKeys):
+        try:
+            deleted = KeyColumn.join([KeyColumn.of(keys.keys_of(number)) for number in gone])
+        except (Corrupt, NotFound) as error:
+            raise Corrupt(
+                f"{error} So nothing says which keys the damaged chunks have. Give another copy of the dataset as copy=.",
+                file=str(getattr(error, "file", "")),
+            ) from error
+        count = head.samples - sum(record.samples for record in records)
+        files = writer.edited(keys.files, listed, count, deleted=deleted, removed={}, added=[])
+    names = {record.id or record.filename: record.filename for record in records}
+    return Replace(dict.fromkeys(names), names, files, op=OP)
