@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from liveset.format.config import parse_size
 from liveset.write import options
 from liveset.write.inputs import ALL_DONE, END, PENDING, Indexed, Stream, open_inputs
 from liveset.write.plan import Span, share
@@ -237,13 +238,13 @@ def test_spans_with_gaps_are_shared_in_order(shapes: list[tuple[int, int, int]],
     [("64MB", 64_000_000), ("1.5kb", 1500), ("2 gb", 2_000_000_000), ("1t", 10**12), ("3b", 3), ("10M", 10_000_000), (77, 77)],
 )
 def test_sizes(text: int | str, size: int) -> None:
-    assert options.parse_size(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["64", "MB", "64 XB", "-1kb", "1e3kb", "", None, True, 1.5])
 def test_sizes_that_are_none(text: Any) -> None:
     with pytest.raises(ValueError, match="Unsupported value/suffix.*The supported units are"):
-        options.parse_size(text)
+        parse_size(text)
 
 
 @pytest.mark.parametrize("size", ["4.3GB", 1 << 32, "1tb"])

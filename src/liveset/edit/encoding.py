@@ -50,9 +50,13 @@ class SampleEncoder:
             SampleError: the sample does not fit the schema; ``field`` names the place.
             PickleRefused: a value needs ``allow_pickle=True``.
         """
-        if self._has_media:
-            sample = self._as_media(self._schema.root, sample, iter(range(len(self._schema.formats))), stored)
-        return self._encoder.encode(sample)
+        return self._encoder.encode(self.wrapped(sample, stored))
+
+    def wrapped(self, sample: Any, stored: Callable[[], bytes | None]) -> Any:
+        """Return a sample with wrappers where media fields hold what was read; arguments as for ``encode``."""
+        if not self._has_media:
+            return sample
+        return self._as_media(self._schema.root, sample, iter(range(len(self._schema.formats))), stored)
 
     def _as_media(self, node: Node, value: Any, numbers: Iterator[int], stored: Callable[[], bytes | None]) -> Any:
         """Return a sample with wrappers where media fields hold what was read; where it does not fit the tree it stays as it is."""

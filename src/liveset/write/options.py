@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-_UNITS = {"tb": 10**12, "gb": 10**9, "mb": 10**6, "kb": 10**3, "t": 10**12, "g": 10**9, "m": 10**6, "k": 10**3, "b": 1}
+from liveset.format.config import parse_size
 
 # Offsets inside a chunk are u32.
 MAX_CHUNK_BYTES = 1 << 32
@@ -50,20 +50,6 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def parse_size(text: int | str) -> int:
-    """Return a number of bytes from ``64_000_000`` or ``"64MB"`` (decimal; tb, gb, mb, kb, t, g, m, k, b).
-
-    Raises:
-        ValueError: not a size.
-    """
-    if isinstance(text, int) and not isinstance(text, bool):
-        return text
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]+)\s*", text.lower()) if isinstance(text, str) else None
-    if found and found[2] in _UNITS and re.fullmatch(r"\d+\.?\d*|\.\d+", found[1]):
-        return round(float(found[1]) * _UNITS[found[2]])
-    raise ValueError(f"Unsupported value/suffix {text!r} for a size. The supported units are {', '.join(_UNITS)}, as in '64MB'.")
-
-
 def check_sizes(chunk_size: int | None, chunk_bytes: int | str | None, *, align: bool) -> Sizes:
     """Return when a chunk is full."""
     if chunk_size is not None and chunk_bytes is not None:
@@ -88,6 +74,23 @@ def check_mode(mode: str | None) -> None:
     """Refuse a mode that is not known."""
     if mode not in (None, "append", "overwrite"):
         raise ValueError(f"The provided `mode` should be either `append` or `overwrite`. Found {mode}.")
+
+
+def check_force(force: bool, mode: str | None) -> None:
+    """Refuse ``force`` where there is nothing to force."""
+    if force and mode != "overwrite":
+        raise ValueError(f"`force` replaces what others commit meanwhile, so it needs mode='overwrite'. Found mode={mode!r}.")
+
+
+def check_duplicates(on_duplicate: str, *, keyed: bool) -> None:
+    """Refuse what cannot be done about keys that occur twice."""
+    if on_duplicate not in ("error", "replace", "skip"):
+        raise ValueError(f"`on_duplicate` should be 'error', 'replace' or 'skip'. Found {on_duplicate!r}.")
+    if on_duplicate != "error" and not keyed:
+        raise ValueError(
+            f"on_duplicate={on_duplicate!r} says what to do about keys that occur twice, and these samples have none: "
+            "say what they are with key_fn=, a function of a sample or the name of a field."
+        )
 
 
 def check_workers(num_workers: int | None, start_method: str | None) -> Workers:
