@@ -414,3 +414,21 @@ def test_a_new_row_must_be_whole(path: Path) -> None:
         del update["k3"]
         with pytest.raises(KeyNotFound, match="'k3'"):
             update.apply({"k3": {"n": 1}})
+
+
+def test_a_job_with_deletes_and_inserts_may_be_run_again(path: Path) -> None:
+    def job() -> int:
+        with dataset_update(path, session="nightly") as update:
+            del update["k1"]
+            update.insert("k40", sample(40))
+            update.patch("k2", n=-2)
+            return update.commit().version
+
+    assert job() == 2
+    with dataset_update(path) as update:
+        update.patch("k3", n=-3)
+        update.commit()
+    assert job() == 2
+    expected = {f"k{n}": sample(n) for n in (*range(20), 40) if n != 1}
+    expected["k2"]["n"], expected["k3"]["n"] = -2, -3
+    check(path, expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from liveset.edit.pending import OnMissing, PendingEdits
 from liveset.edit.report import UpdatePreview, UpdateResult
 from liveset.edit.rewrite import Rewrite
 from liveset.edit.tables import open_table
+from liveset.edit.versions import find_session
 from liveset.errors import (
     CommitUnknown,
     DatasetError,
@@ -100,7 +102,7 @@ class DatasetUpdate:
         policy: Policy | None = None,
     ) -> None:
         self._store, self._session, self._author, self._on_progress, self._policy = store, session, author or "", on_progress, policy
-        self._base, keys = _open(store)
+        self._base, keys = _open(store, session)
         index = self._base.index
         self.version = index.version
         assert index.config is not None
@@ -361,13 +363,22 @@ class DatasetUpdate:
             raise SessionClosed("Cannot modify dataset_update after commit(): its outcome is not known yet. Call commit() again.")
 
 
-def _open(store: Store) -> tuple[Snapshot, KeyStore]:
-    """Return the newest version of a dataset and its keys, or say why it cannot be updated."""
+def _open(store: Store, session: str | None) -> tuple[Snapshot, KeyStore]:
+    """Return the version of a dataset that is to be updated, and its keys, or say why it cannot be updated.
+
+    It is the newest one. But a piece of work that is done already is staged on the version that it was done to, if that is still there:
+    on a later one its own deletes and inserts would be mistakes.
+    """
     if not store.exists():
         raise DatasetNotFound(f"Dataset directory not found: {store.url}", path=store.url)
     if store.read_head() is None:
         raise DatasetNotFound(f"Missing index.json in {store.url}. Did you run optimize()?", path=store.url)
     snapshot = open_snapshot(store)
+    if session is not None and (done := find_session(store, snapshot.index, session, to_the_end=False)) is not None:
+        with suppress(NotFound):
+            before = open_snapshot(store, done.version - 1)
+            if (keys := open_keys(before)) is not None:
+                return before, keys
     config = snapshot.index.config or {}
     if config.get("encryption") is not None or config.get("item_loader") not in (None, "PyTreeLoader"):
         what = f"needs the loader {config['item_loader']}" if config.get("encryption") is None else "is encrypted"
