@@ -47,7 +47,8 @@ def test_version_and_help() -> None:
     assert run("--version").stdout == f"liveset {liveset.__version__}\n"
     shown = run("--help")
     assert shown.returncode == 0
-    commands = ("demo", "info", "head", "verify", "get", "set", "keys", "log", "tag", "restore", "vacuum")
+    reading, editing = ("demo", "info", "head", "get", "keys"), ("set", "patch", "insert", "delete", "apply")
+    commands = (*reading, *editing, "log", "tag", "restore", "vacuum", "compact", "purge", "diff", "verify", "repair")
     assert all(f" {command} " in shown.stdout for command in commands)
     for command in ("demo", "info", "head", "verify"):
         assert "Example" in run(command, "--help").stdout

@@ -17,7 +17,7 @@ import pytest
 
 import liveset
 from liveset.cli import main
-from liveset.cli.edits import NOTHING, changes, parse_field, with_fields, with_sample
+from liveset.cli.values import NOTHING, changes, parse_field, with_fields, with_sample
 from liveset.errors import SampleError
 from liveset.format.schema import Schema
 from tests.support.foreign import write_foreign
@@ -131,7 +131,7 @@ def test_set_fields(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "bob",
     )
     code, out, err = call(capsys, *argv)
-    assert (code, err) == (1, "liveset: field 'meta.by' is JSON value here, but the dataset has str.")
+    assert (code, err) == (1, "liveset: field 'meta.by': the field holds str and never None.")
     code, out, err = call(capsys, *argv[:5], "--field", 'meta.by="bob"', *argv[7:])
     assert (code, err) == (0, "")
     assert [line.split()[:4] for line in out.splitlines()[:2]] == [["label", "1", "->", "9"], ["score", "3.5", "->", "4.0"]]
@@ -151,7 +151,7 @@ def test_set_a_whole_sample(numbered: Path, capsys: pytest.CaptureFixture[str], 
     assert code == 0
     assert told.pop("milliseconds") > 0
     assert told.pop("bytes") > 0
-    assert told == {"key": 3, "dry_run": False, "version": 2, "keys": 1, "chunks": 1}
+    assert told == {"key": 3, "dry_run": False, "version": 2, "keys": 1, "inserted": 0, "deleted": 0, "chunks": 1}
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"id": 3, "n": 81}\n'))
     assert call(capsys, "set", numbered, 3, "--json", "-")[0] == 0
     assert liveset.StreamingDataset(numbered).get_by_key(3) == {"id": 3, "n": 81}
@@ -164,14 +164,24 @@ def test_a_dry_run_tells_what_it_would_cost(path: Path, capsys: pytest.CaptureFi
         update["play-7"] = update["play-7"]
         size = update.preview().bytes_to_rewrite
     assert code == 0
-    assert out.splitlines() == ["label  1 -> 9", f"would replace 1 key in 1 chunk, {size:,} bytes to rewrite"]
+    assert out.splitlines() == ["label  1 -> 9", f"would change 1 key in 1 chunk, {size:,} bytes to rewrite"]
     told = json.loads(call(capsys, "set", path, "play-7", "--field", "label=9", "--dry-run", "--as-json")[1])
-    assert told == {"key": "play-7", "dry_run": True, "version": None, "keys": 1, "chunks": 1, "bytes": size, "milliseconds": None}
+    assert told == {
+        "key": "play-7",
+        "dry_run": True,
+        "version": None,
+        "keys": 1,
+        "inserted": 0,
+        "deleted": 0,
+        "chunks": 1,
+        "bytes": size,
+        "milliseconds": None,
+    }
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*")} == before
 
 
 def test_the_same_again_makes_no_version(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "set", path, "play-7", "--field", "label=1")[:2] == (0, "version 1 has this sample already\n")
+    assert call(capsys, "set", path, "play-7", "--field", "label=1")[:2] == (0, "nothing to change in version 1\n")
     told = json.loads(call(capsys, "set", path, "play-7", "--field", "label=1", "--as-json")[1])
     assert (told["version"], told["keys"], told["chunks"], told["bytes"]) == (1, 0, 0, 0)
     assert liveset.StreamingDataset(path).version == 1
@@ -180,14 +190,14 @@ def test_the_same_again_makes_no_version(path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
-        ([], 2, "with --json or with --field"),
-        (["--json", "{}", "--field", "label=1"], 2, "with --json or with --field"),
+        ([], 2, "give the whole new sample with --json; liveset patch PATH KEY NAME=VALUE changes some fields"),
+        (["--json", "{}", "--field", "label=1"], 2, "give the whole new sample with --json"),
         (["--json", "{"], 2, "the sample is not JSON"),
         (["--field", "label"], 2, "'label' is not of the form name=value"),
-        (["--field", "meta.by=bob"], 2, """text is written with quotes: --field 'meta.by="bob"'"""),
+        (["--field", "meta.by=bob"], 2, """text is written with quotes: 'meta.by="bob"'"""),
         (["--field", "raw=1"], 1, "field 'raw' holds what JSON cannot express (bytes): use liveset.dataset_update in Python"),
-        (["--field", "box=[1, 2]"], 1, "field 'box' holds what JSON cannot express"),
-        (["--field", 'label="x"'], 1, "field 'label' is str here, but the dataset has int"),
+        (["--field", 'box="1, 2"'], 1, "field 'box': '1, 2' does not fit: the field holds array[float32, 1-d]: give a list"),
+        (["--field", 'label="x"'], 1, "field 'label': 'x' does not fit: the field holds int"),
         (["--field", "lable=1"], 1, "'lable'"),
         (["--field", "meta.at.x=1"], 1, "the sample has no field 'meta.at.x'"),
         (["--field", 'id="play-8"'], 1, "field 'id' says 'play-8'"),
@@ -249,9 +259,10 @@ def test_parts_keep_their_types() -> None:
     assert new["arr"] is stored["arr"]
     assert stored["pair"] == (1, 0.5), "the stored sample is not touched"
     assert Schema.of(new) == Schema.of(stored)
-    for field, value in (("when", "2020-01-02"), ("arr", [1])):
-        with pytest.raises(SampleError, match=f"'{field}' holds what JSON cannot express"):
-            with_fields(root, stored, [(field, value)])
+    with pytest.raises(SampleError, match="'when' holds what JSON cannot express"):
+        with_fields(root, stored, [("when", "2020-01-02")])
+    array = with_fields(root, stored, [("arr", [1, 2, 3])])["arr"]
+    assert (array.dtype, array.tolist()) == (np.float64, [1.0, 2.0, 3.0])
 
 
 def test_whole_samples_that_are_no_dicts() -> None:
@@ -395,6 +406,10 @@ def test_completion() -> None:
     assert done.stdout.split() == ["keys"]
     asked |= {"COMP_WORDS": "liveset keys b", "COMP_CWORD": "2"}
     assert subprocess.run(program, env=asked, capture_output=True, text=True).stdout.split() == ["build"]
+    asked |= {"COMP_WORDS": "liveset p", "COMP_CWORD": "1"}
+    assert subprocess.run(program, env=asked, capture_output=True, text=True).stdout.split() == ["patch", "purge"]
+    asked |= {"COMP_WORDS": "liveset apply ds table --on-missing ", "COMP_CWORD": "5"}
+    assert subprocess.run(program, env=asked, capture_output=True, text=True).stdout.split() == ["error", "skip", "insert"]
     script = {**os.environ, "_LIVESET_COMPLETE": "source_bash"}
     assert "complete -o default" in subprocess.run(program, env=script, capture_output=True, text=True).stdout
     assert "--install-completion" in subprocess.run([*program, "--help"], capture_output=True, text=True).stdout

@@ -1,4 +1,4 @@
-"""The command line: ``liveset demo | info | head | get | set | keys | log | tag | restore | vacuum | diff | verify | repair``."""
+"""The command line, ``liveset``; its help lists the commands."""
 
 from __future__ import annotations
 
@@ -24,4 +24,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(1)
     except (OSError, UnicodeEncodeError) as error:
         # A full disk behind a redirection, a terminal that cannot show the text, a working directory that is gone
-        sys.exit(f"liveset: {error}")
+        name = getattr(error, "filename", None)
+        sys.exit(f"liveset: {f'{name}: {error.strerror}' if isinstance(error, OSError) and name is not None else error}")

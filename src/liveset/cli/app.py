@@ -10,9 +10,13 @@ import typer
 
 import liveset
 from liveset.cli.check import check
+from liveset.cli.edits import edits
 from liveset.cli.entities import AllowPickle, At, as_version, entities
+from liveset.cli.upkeep import upkeep
 from liveset.cli.usage import usage_errors
 from liveset.cli.versions import AsJson, DatasetPath, versions
+
+SAMPLES = "Samples and keys"
 
 app = typer.Typer(
     name="liveset",
@@ -24,9 +28,12 @@ app = typer.Typer(
     epilog="Example:  [bold]liveset demo[/bold]",
 )
 
-app.add_typer(entities)
-app.add_typer(versions)
-app.add_typer(check)
+for group, title in ((entities, SAMPLES), (edits, "Edits"), (versions, "Versions"), (upkeep, "Upkeep"), (check, "Checks")):
+    for command in group.registered_commands:
+        command.rich_help_panel = title
+    for inner in group.registered_groups:
+        inner.rich_help_panel = title
+    app.add_typer(group)
 
 
 def _print_version(wanted: bool) -> None:
@@ -58,7 +65,10 @@ def demo(
     run(path, workers=workers, say=typer.echo)
 
 
-@app.command(epilog="Examples:  [bold]liveset info ./digits[/bold]   [bold]liveset info ./digits --json | jq .samples[/bold]")
+@app.command(
+    rich_help_panel=SAMPLES,
+    epilog="Examples:  [bold]liveset info ./digits[/bold]   [bold]liveset info ./digits --json | jq .samples[/bold]",
+)
 def info(path: DatasetPath, version: At = None, as_json: AsJson = False) -> None:
     """Tell samples, chunks, bytes, schema and versions."""
     from liveset.cli.show import info_as_dict, print_info
@@ -70,7 +80,9 @@ def info(path: DatasetPath, version: At = None, as_json: AsJson = False) -> None
         print_info(found)
 
 
-@app.command(epilog="Examples:  [bold]liveset head ./digits[/bold]   [bold]liveset head ./digits -n 10 --json[/bold]")
+@app.command(
+    rich_help_panel=SAMPLES, epilog="Examples:  [bold]liveset head ./digits[/bold]   [bold]liveset head ./digits -n 10 --json[/bold]"
+)
 def head(
     path: DatasetPath,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many samples.")] = 3,

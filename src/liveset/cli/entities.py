@@ -1,10 +1,9 @@
-"""The commands for entities: read and replace a sample by its key, and see to the keys themselves."""
+"""The commands for entities: read a sample by its key, and see to the keys themselves."""
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,10 +13,6 @@ from liveset.cli.usage import usage_errors
 from liveset.cli.versions import AsJson, Author, DatasetPath, DryRun, Message, Yes, ask, parse_version
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from liveset.cli.edits import Change
-    from liveset.edit.report import UpdatePreview, UpdateResult
     from liveset.format.keytable import Key
     from liveset.snapshot import Version
 
@@ -56,69 +51,12 @@ def get(
 
     with usage_errors():
         dataset = liveset.StreamingDataset(path, version=as_version(version), fields=fields, allow_pickle=allow_pickle)
-    plain = _key(key, dataset.keys.kind, integer)
+    plain = parse_key(key, dataset.keys.kind, integer)
     sample = dataset.get_by_key(plain)
     if as_json:
         typer.echo(json.dumps(as_json_value(sample), ensure_ascii=False))
     else:
         print_sample(plain, sample)
-
-
-@entities.command(
-    "set",
-    epilog="Examples:  [bold]liveset set ./digits digit-0042 --field label=7 -m 'a wrong label'[/bold]   "
-    """[bold]liveset set ./plays play-3 --json '{"id": "play-3", "label": null}' --dry-run[/bold]""",
-)
-def set_(
-    path: DatasetPath,
-    key: KeyText,
-    sample: Annotated[
-        str | None,
-        typer.Option("--json", metavar="SAMPLE", help="The whole new sample as JSON; - reads it from stdin.", show_default=False),
-    ] = None,
-    fields: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--field",
-            metavar="NAME=VALUE",
-            help="Change only this field (label, meta.id, boxes[0]) to a JSON value; may be given several times.",
-            show_default=False,
-        ),
-    ] = None,
-    integer: AsInteger = False,
-    message: Message = "",
-    author: Author = "",
-    allow_pickle: AllowPickle = False,
-    dry_run: DryRun = False,
-    as_json: Annotated[bool, typer.Option("--as-json", help="Print JSON, for programs.")] = False,
-) -> None:
-    """Replace the sample with a key, in one commit, unless it is the same already; tells the chunks and bytes that are written anew."""
-    from liveset.cli.edits import changes, parse_field, parse_json, with_fields, with_sample
-    from liveset.edit.session import dataset_update
-
-    if (sample is None) == (not fields):
-        raise typer.BadParameter("say what to change, with --json or with --field.")
-    with usage_errors():
-        whole = None if sample is None else parse_json(sys.stdin.read() if sample == "-" else sample, "the sample")
-        values = [parse_field(text) for text in fields or ()]
-
-    dataset = liveset.StreamingDataset(path)
-    plain, schema = _key(key, dataset.keys.kind, integer), dataset.schema
-    with dataset_update(path, author=author, allow_pickle=allow_pickle) as update:
-        stored = update[plain]
-        assert schema is not None  # there is a sample
-        new = with_fields(schema.root, stored, values) if sample is None else with_sample(schema.root, stored, whole)
-        changed = list(changes(stored, new))
-        if changed:
-            update[plain] = new
-        done = update.preview() if dry_run else update.commit(message)
-    if as_json:
-        typer.echo(json.dumps({"key": plain, "dry_run": dry_run, **_cost(done)}))
-    elif changed:
-        _print_changes(changed)
-        _print_cost(done)
-    else:
-        typer.echo(f"version {dataset.version} has this sample already")
 
 
 @keys.command(
@@ -201,7 +139,7 @@ def as_version(text: str | None) -> Version | None:
     return None if text is None else parse_version(text)
 
 
-def _key(text: str, kind: type, integer: bool) -> Key:
+def parse_key(text: str, kind: type, integer: bool) -> Key:
     """Return a key of the type that the keys of the dataset have."""
     if kind is not int and not integer:
         return text
@@ -209,32 +147,9 @@ def _key(text: str, kind: type, integer: bool) -> Key:
         raise typer.BadParameter(f"{text!r} is no integer{', and the keys of this dataset are integers' if kind is int else ''}.")
     if not -(1 << 63) <= int(text) < 1 << 63:
         raise typer.BadParameter(f"{text} does not fit into 64 bits, as all integer keys do.")
+    if kind is str:
+        raise liveset.KeyNotFound(f"{text}: the keys of this dataset are text, not int.", key=int(text))
     return int(text)
-
-
-def _cost(done: UpdatePreview | UpdateResult) -> dict[str, Any]:
-    if isinstance(done, liveset.UpdatePreview):
-        return {"version": None, "keys": done.keys, "chunks": done.chunks, "bytes": done.bytes_to_rewrite, "milliseconds": None}
-    milliseconds = round(done.seconds * 1000, 3)
-    return {"version": done.version, "keys": done.keys, "chunks": done.chunks, "bytes": done.bytes_written, "milliseconds": milliseconds}
-
-
-def _print_cost(done: UpdatePreview | UpdateResult) -> None:
-    some = f"{done.keys} key{'s' * (done.keys != 1)} in {done.chunks} chunk{'s' * (done.chunks != 1)}"
-    if isinstance(done, liveset.UpdatePreview):
-        typer.echo(f"would replace {some}, {done.bytes_to_rewrite:,} bytes to rewrite")
-    else:
-        typer.echo(f"version {done.version}: {some}, {done.bytes_written:,} bytes written in {done.seconds * 1000:.1f} ms")
-
-
-def _print_changes(changed: Sequence[Change]) -> None:
-    from liveset.cli.edits import NOTHING
-    from liveset.cli.show import describe
-
-    width = max(len(change.field) for change in changed)
-    for field, *values in changed:
-        before, after = ("nothing" if value is NOTHING else describe(value) for value in values)
-        typer.echo(f"{field:<{width}}{'  ' * bool(width)}{before} -> {after}")
 
 
 def _stats(path: Any, version: Version | None) -> dict[str, Any]:

@@ -1,0 +1,147 @@
+"""The commands that see to the files of a dataset: fewer and larger ones, and none that still hold what must be gone."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import liveset
+from liveset.cli.edits import KeysFrom, KeyTexts, Session, committed, read_keys
+from liveset.cli.entities import AsInteger
+from liveset.cli.usage import usage_errors
+from liveset.cli.versions import AsJson, Author, DatasetPath, DryRun, Message, Yes, ask
+
+if TYPE_CHECKING:
+    from liveset.edit.compact import CompactReport
+    from liveset.edit.purge import PurgeReport
+
+upkeep = typer.Typer()
+
+
+@upkeep.command(
+    epilog="Examples:  [bold]liveset compact ./digits --dry-run[/bold]   [bold]liveset compact ./digits --small 1 --json[/bold]   "
+    "Afterwards [bold]liveset vacuum[/bold] deletes the old files.   "
+    "As JSON: dry_run, version (null if nothing was done), chunks and key_tables (before and after), bytes, milliseconds"
+)
+def compact(
+    path: DatasetPath,
+    small: Annotated[
+        float, typer.Option("--small", min=0, max=1, help="Merge chunks below this part of the chunk size of the dataset.")
+    ] = 0.5,
+    keys: Annotated[bool, typer.Option("--keys/--no-keys", help="Also make one table of all key tables.")] = True,
+    message: Message = "",
+    author: Author = "",
+    session: Session = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Merge small chunks that stand side by side, and key tables, in one commit; samples keep their positions and keys."""
+    with usage_errors():
+        report = liveset.compact(path, small=small, keys=keys, message=message, author=author, session=session, dry_run=dry_run)
+    if as_json:
+        typer.echo(json.dumps(_compact_as_dict(report, dry_run)))
+    else:
+        _print_compact(report, dry_run)
+
+
+@upkeep.command(
+    epilog="Examples:  [bold]liveset purge ./faces face-0042 --dry-run[/bold]   "
+    "[bold]liveset purge ./faces --keys-from withdrawn.txt --yes -m 'request 4711'[/bold]   "
+    "Afterwards [bold]liveset verify ./faces --absent face-0042[/bold] proves it.   "
+    "As JSON: path, dry_run, version, keys, missing, versions, chunks, bytes_written, bytes_freed, milliseconds (null in a dry run)"
+)
+def purge(
+    path: DatasetPath,
+    keys: KeyTexts = None,
+    keys_from: KeysFrom = None,
+    skip_missing: Annotated[bool, typer.Option("--skip-missing", help="Leave out keys that no version has.")] = False,
+    integer: AsInteger = False,
+    message: Message = "",
+    author: Author = "",
+    session: Session = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Erase samples and their keys from all versions and files. Nothing brings them back, so it asks first; liveset delete does not."""
+    wanted = read_keys(path, keys, keys_from, integer)
+    act = partial(liveset.purge, path, wanted, on_missing="skip" if skip_missing else "error", message=message, author=author)
+    with usage_errors():
+        before = committed(path, session)
+        if dry_run and before is not None:
+            raise typer.BadParameter(f"the session {session} was committed already, as version {before}: there is nothing to preview.")
+        if not (dry_run or yes or before is not None):
+            try:
+                plan = act(dry_run=True)
+            except liveset.KeyNotFound as error:
+                if len(getattr(error, "keys", ())) < len(wanted):
+                    raise
+                # There is nothing to ask, but maybe a purge to finish that was interrupted; what follows raises the same
+            else:
+                if plan.keys:
+                    ask(f"Erase {_purged(plan)}, for good?")
+        report = act(session=session, dry_run=dry_run)
+    if as_json:
+        typer.echo(json.dumps(_purge_as_dict(report), ensure_ascii=False))
+    else:
+        _print_purge(report, session, before)
+
+
+def _compact_as_dict(report: CompactReport, dry_run: bool) -> dict[str, object]:
+    return {
+        "dry_run": dry_run,
+        "version": report.version,
+        "chunks": [report.chunks_before, report.chunks_after],
+        "key_tables": [report.key_tables_before, report.key_tables_after],
+        "bytes": report.bytes_written,
+        "milliseconds": None if dry_run else round(report.seconds * 1000, 3),
+    }
+
+
+def _print_compact(report: CompactReport, dry_run: bool) -> None:
+    before, after = (report.chunks_before, report.key_tables_before), (report.chunks_after, report.key_tables_after)
+    if before == after:
+        typer.echo("nothing to compact")
+        return
+    did = "would make" if dry_run else f"version {report.version}:"
+    made = f"{before[0]:,} chunks -> {after[0]:,}, {before[1]:,} key tables -> {after[1]:,}"
+    cost = "to write" if dry_run else f"written in {report.seconds * 1000:.1f} ms"
+    typer.echo(f"{did} {made}, {report.bytes_written:,} bytes {cost}")
+
+
+def _purged(report: PurgeReport) -> str:
+    some = f"{report.keys:,} key{'s' * (report.keys != 1)}"
+    if not report.versions:  # the samples are gone already, and their keys are not
+        return f"{some} from the key tables"
+    versions = f"version{'s' * (len(report.versions) != 1)} {', '.join(map(str, report.versions))}"
+    return f"{some} from {versions}, in {report.chunks:,} chunk file{'s' * (report.chunks != 1)}"
+
+
+def _purge_as_dict(report: PurgeReport) -> dict[str, object]:
+    return {
+        "path": report.path,
+        "dry_run": report.dry_run,
+        "version": report.version,
+        "keys": report.keys,
+        "missing": list(report.missing),
+        "versions": list(report.versions),
+        "chunks": report.chunks,
+        "bytes_written": report.bytes_written,
+        "bytes_freed": report.bytes_freed,
+        "milliseconds": None if report.dry_run else round(report.seconds * 1000, 3),
+    }
+
+
+def _print_purge(report: PurgeReport, session: str | None, before: int | None) -> None:
+    if before is not None:
+        typer.echo(f"the session {session} was committed already, as version {before}")
+    elif not report.keys:
+        typer.echo("nothing to purge")
+    elif report.dry_run:
+        typer.echo(f"would erase {_purged(report)}; about {report.bytes_written:,} bytes to write, {report.bytes_freed:,} bytes to delete")
+    else:
+        size = f"{report.bytes_written:,} bytes written, {report.bytes_freed:,} bytes deleted"
+        typer.echo(f"version {report.version}: erased {_purged(report)}; {size} in {report.seconds * 1000:.1f} ms")
