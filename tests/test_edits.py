@@ -387,7 +387,11 @@ def test_a_table_changes_fields_and_leaves_the_others(path: Path, tmp_path: Path
 
 
 def test_keys_that_are_missing_are_an_error_or_left_out_or_added(path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"id": "k3", "n": -3, "text": "a"}, {"id": "k33", "n": 33, "text": "b"}, {"id": "k34", "n": 34, "text": "c"}]
+    rows: list[dict[str, Any]] = [
+        {"id": "k3", "n": -3, "text": "a"},
+        {"id": "k33", "n": 33, "text": "b"},
+        {"id": "k34", "n": 34, "text": "c"},
+    ]
     with dataset_update(path) as update:
         update.patch("k3", n=7)
         with pytest.raises(KeyNotFound) as caught:

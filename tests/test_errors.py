@@ -20,6 +20,7 @@ TREE = {
     "DatasetExists": ("DatasetError", "RuntimeError"),
     "DatasetNotFound": ("NotFound", "ValueError"),
     "DuplicateKeys": ("DatasetError", "ValueError"),
+    "Erased": ("DatasetError", "LookupError"),
     "ForeignEdit": ("DatasetError",),
     "FormatError": ("DatasetError", "ValueError"),
     "KeyConflict": ("Conflict", "ValueError"),

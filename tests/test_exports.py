@@ -14,6 +14,7 @@ HEAVY = {
     "numpy",
     "torch",
     "pyarrow",
+    "polars",
     "typer",
     "rich",
     "msgspec",

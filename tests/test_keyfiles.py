@@ -12,8 +12,8 @@ from liveset.edit.keyfiles import KeyWriter
 from liveset.format.config import make_config
 from liveset.format.index import ChunkRecord, Index
 from liveset.format.keytable import Key, KeyColumn
-from liveset.format.stamp import KeyFiles
 from liveset.format.schema import Schema
+from liveset.format.stamp import KeyFiles
 from liveset.format.tree import Leaf
 from liveset.keystore import TableKeys
 from liveset.snapshot import Snapshot
@@ -75,7 +75,7 @@ class Edited:
 
 
 @given(st.data(), st.sampled_from([str, int]))
-def test_keys_are_right_after_any_edits(data: st.DataObject, kind: type[str] | type[int]) -> None:
+def test_keys_are_right_after_any_edits(data: st.DataObject, kind: type[str | int]) -> None:
     pool: list[Key] = [kind(number) for number in range(40)]
     edited = Edited({"c0": pool[:7], "c1": pool[7:9], "c2": pool[9:20]})
     ever: set[Key] = set(pool)

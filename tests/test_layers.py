@@ -132,3 +132,9 @@ def test_the_architecture_page_has_the_same_layers() -> None:
     table = page.split("| layer |", 1)[1].split("\n\n", 1)[0]
     told = {name for line in table.splitlines() for name in re.findall(r"`(\w+)/?`", line.split("|")[1] if line.startswith("|") else "")}
     assert told == set(MAY_IMPORT)
+
+
+def test_no_lock_of_the_standard_library_is_held_while_a_value_is_computed() -> None:
+    """In Python 3.11 ``functools.cached_property`` holds one that forked children would wait for."""
+    using = [path.name for path in SOURCE.rglob("*.py") if "import cached_property" in path.read_text()]
+    assert using == []

@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, settings
 
 import liveset
 from liveset.edit.commit import _Commit
-from liveset.edit.replacement import Replacement
+from liveset.edit.keyfiles import KeyWriter
 from liveset.edit.retention import Survey
+from liveset.edit.rewrite import Rewrite
+from liveset.format.keytable import KeyColumn
 from liveset.keystore import TableKeys
 from liveset.snapshot import open_snapshot
 from liveset.storage import version_name
@@ -63,6 +65,7 @@ class TestMemoryLong(MemoryMachine.TestCase):  # type: ignore[misc,valid-type]
 # Each check can fail: what it is for is done behind the library's back
 
 ROWS: list[Row] = [{"id": f"k{i}", "alt": 100 + i, "v": i % 4, "t": "x" * i} for i in range(6)]
+NEW: Row = {"id": "k9", "alt": 109, "v": 1, "t": "new"}
 PLAIN = {"chunk_size": 2, "level": None}
 CHECKS = (
     "newest_equals_the_model",
@@ -178,7 +181,7 @@ Steps = Callable[[DatasetMachine], object]
 def _conflicting_sessions(machine: DatasetMachine) -> None:
     for slot in "AB":
         machine.open_session(slot)
-        machine.stage(slot, {**ROWS[0], "v": 1 if slot == "A" else 2}, 6, 1)
+        machine.stage(slot, "replace", {**ROWS[0], "v": 1 if slot == "A" else 2}, 6, True)
     machine.commit_session("A", None)
     machine.commit_session("B", None)
 
@@ -195,6 +198,47 @@ def _crashed_overwrite(machine: DatasetMachine) -> None:
         machine.overwrite(ROWS[: call % 5], "id", PLAIN, 1, (call, "after"))
         failed = failing(machine)
         assert not failed, failed
+
+
+def _edited(machine: DatasetMachine) -> None:
+    todo = [("delete", ROWS[0]), ("patch", {**ROWS[1], "v": 2}), ("insert", NEW), ("delete", ROWS[4]), ("delete", ROWS[5])]
+    machine.edit_at_once(todo, None)
+    _and_check(machine)
+
+
+def _mixed_sessions(machine: DatasetMachine) -> None:
+    """Both delete the same sample, in the chunk of others that they change."""
+    for slot, row in (("A", NEW), ("B", {**NEW, "id": "k10"})):
+        machine.open_session(slot)
+        machine.stage(slot, "insert", row, 1, False)
+        machine.stage(slot, "delete", ROWS[0], 1, False)
+    machine.stage("A", "patch", {**ROWS[1], "v": 1}, 1, False)
+    machine.stage("B", "delete", ROWS[2], 1, False)
+    machine.stage("B", "replace", {**ROWS[3], "v": 1}, 1, False)
+    machine.commit_session("B", None)
+    machine.commit_session("A", None)
+    _and_check(machine)
+
+
+def _clashing_sessions(machine: DatasetMachine) -> None:
+    """The first one who inserts a key has it, and what was deleted cannot be changed."""
+    for first, second, row in (("insert", "insert", NEW), ("delete", "patch", ROWS[0]), ("patch", "delete", {**ROWS[1], "v": 2})):
+        for slot, what in (("A", first), ("B", second)):
+            machine.open_session(slot)
+            machine.stage(slot, what, row, 1, False)
+        machine.commit_session("A", None)
+        machine.commit_session("B", None)
+    _and_check(machine)
+
+
+def _crashed_edit(machine: DatasetMachine) -> None:
+    for call in range(1, 26):
+        row = {**NEW, "id": f"k{6 + call % 4}"}
+        machine.edit_at_once(
+            [("upsert", row), ("delete", ROWS[call % 6]), ("patch", {**ROWS[(call + 1) % 6], "v": call % 4})], (call, "after")
+        )
+        machine.newest_equals_the_model()
+    _and_check(machine)
 
 
 def _twice_appended(machine: DatasetMachine) -> None:
@@ -218,10 +262,21 @@ def _pinned_and_vacuumed(machine: DatasetMachine) -> None:
     machine.vacuum(0, 0, False, None)
 
 
+def _without_tombstones(edited: Any) -> Any:
+    return lambda self, *given, **parts: edited(self, *given, **{**parts, "deleted": KeyColumn.of([])})
+
+
 MUTANTS: dict[str, tuple[Any, str, Any, Steps]] = {
     "no archive": (_Commit, "archive", lambda *_: None, lambda machine: _and_check(machine, _twice_appended, _rebuilt_keys)),
     "wrong keys stay published": (_Commit, "outdated", lambda *_: [], _rebuilt_keys),
-    "the last writer wins": (Replacement, "_check_slots", lambda *_: None, _conflicting_sessions),
+    "the last writer wins": (Rewrite, "_check_contents", lambda *_: None, _conflicting_sessions),
+    "the last one who deletes wins": (Rewrite, "_check_contents", lambda *_: None, _clashing_sessions),
+    "patches are lost": ("liveset.edit.rewrite", "apply_patch", lambda item, *_: item, _edited),
+    "keys stay published after a delete": ("liveset.edit.commit", "keeps_places", lambda *_: True, _edited),
+    "deleted keys get no tombstone": (KeyWriter, "edited", _without_tombstones(KeyWriter.edited), _edited),
+    "samples do not move down": (TableKeys, "_moved", lambda _, place, known: place, _mixed_sessions),
+    "places are not looked up again": ("liveset.edit.rewrite", "_MOVES_KEYS", frozenset(), _mixed_sessions),
+    "a job that is done is done again": (_Commit, "find_done", lambda *_: None, _crashed_edit),
     "new keys are not looked up": (TableKeys, "locate_column", lambda _, keys: [None] * len(keys), _twice_appended),
     "failed appends leave files": (Staging, "discard", lambda *_: None, lambda machine: _and_check(machine, _lost_append)),
     "vacuum forgets everything": (Survey, "_keeps", lambda *_: False, _tagged_and_vacuumed),
@@ -250,13 +305,25 @@ def test_a_rule_that_is_missing_is_noticed(machine: DatasetMachine, mutant: str,
         monkeypatch.setattr(f"{owner}.{name}", instead)
     else:
         monkeypatch.setattr(owner, name, instead)
-    with pytest.raises((AssertionError, liveset.DatasetError)):
+    with pytest.raises((AssertionError, LookupError, liveset.DatasetError)):
         steps(machine)
 
 
 @pytest.mark.parametrize(
     "steps",
-    [_conflicting_sessions, _rebuilt_keys, _crashed_overwrite, _lost_append, _twice_appended, _tagged_and_vacuumed, _pinned_and_vacuumed],
+    [
+        _conflicting_sessions,
+        _edited,
+        _mixed_sessions,
+        _clashing_sessions,
+        _crashed_edit,
+        _rebuilt_keys,
+        _crashed_overwrite,
+        _lost_append,
+        _twice_appended,
+        _tagged_and_vacuumed,
+        _pinned_and_vacuumed,
+    ],
 )
 def test_the_same_steps_pass_without_a_mutant(machine: DatasetMachine, steps: Steps) -> None:
     _and_check(machine, steps)

@@ -11,11 +11,12 @@ import stat
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from liveset.errors import Corrupt, ForeignEdit, NotFound, StorageError, UnsafeStore
+from liveset.errors import Corrupt, DatasetNotFound, ForeignEdit, NotFound, StorageError, UnsafeStore
 from liveset.storage import Buffer, Store, Swap, open_store, version_name
 from liveset.storage.files import Files
 from liveset.storage.local import LocalStore
@@ -271,8 +272,32 @@ def test_a_file_where_the_directory_should_be_is_a_clear_error(tmp_path: Path) -
     (tmp_path / "file").write_bytes(b"")
     store = LocalStore(tmp_path / "file")
     assert store.read_head() is None
+    with pytest.raises(DatasetNotFound, match="is a file, and a dataset is a folder"):
+        store.exists()
     with pytest.raises(StorageError, match="file"):
         store.write("a.bin", b"")
+
+
+def test_the_clock_needs_no_space(tmp_path: Path) -> None:
+    LocalStore(tmp_path).swap_head(b"one", None)
+    full = FailingFiles()
+    before = LocalStore(tmp_path, files=full).now()
+    LocalStore(tmp_path).write("a.bin", b"1")
+    (entry,) = LocalStore(tmp_path).list("a.bin")
+    assert before <= entry.modified <= LocalStore(tmp_path, files=full).now()
+    assert full.calls == []
+
+
+def test_the_clock_where_the_lock_file_is_a_colleagues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    store = LocalStore(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.utime", refuse)
+        now = store.now()
+    assert timedelta(0) <= store.now() - now < timedelta(seconds=30)
+    assert sorted(os.listdir(tmp_path / "_liveset")) == ["lock"]
 
 
 def test_a_dataset_in_a_place_of_another_program_is_left_alone(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import random
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from liveset.edit.changes import files_of
 from liveset.edit.commit import Policy
 from liveset.edit.session import DatasetUpdate, dataset_update
+from liveset.edit.vacuum import vacuum_store
 from liveset.edit.versions import list_versions
 from liveset.errors import CommitUnknown, KeyConflict, OverwriteConflict, SessionClosed
 from liveset.format import codec
@@ -27,7 +30,8 @@ from liveset.snapshot import Snapshot, open_snapshot
 from liveset.storage import HEAD, Store, Swap, open_store
 from liveset.storage.local import LocalStore
 from liveset.testing import FaultyStore, LossyStore, MemoryStore, SimulatedCrash, WrappedStore
-from liveset.testing.invariants import check_dataset
+from liveset.testing.faults import When
+from liveset.testing.invariants import check_dataset, unneeded_files
 from tests.support.foreign import make_foreign
 from tests.support.writing import write_dataset
 
@@ -136,6 +140,123 @@ def test_a_crash_at_any_call_leaves_the_old_version_or_the_new_one(new_store: Ca
         update_of(store, {1: 5}).commit()
         assert check(store)[1]["v"] == 5
     assert outcomes == ({False, True} if when == "after" else {False})
+
+
+@dataclass(frozen=True)
+class Job:
+    """Edits by number of key; one that is started again leaves out what it did already."""
+
+    puts: dict[int, int] = field(default_factory=dict)
+    patches: dict[int, int] = field(default_factory=dict)
+    inserts: dict[int, int] = field(default_factory=dict)
+    deletes: tuple[int, ...] = ()
+
+    def run(self, store: Store, session: str | None = None) -> int:
+        """Commit, and return the version."""
+        with DatasetUpdate(store, session=session, policy=AT_ONCE) as update:
+            for number, value in self.inserts.items():
+                update.upsert(f"k{number}", {"id": f"k{number}", "v": value})
+            for number in self.deletes:
+                if f"k{number}" in update:
+                    del update[f"k{number}"]
+            for number, value in self.puts.items():
+                update[f"k{number}"] = {"id": f"k{number}", "v": value}
+            for number, value in self.patches.items():
+                update.patch(f"k{number}", v=value)
+            return update.commit().version
+
+    def result(self, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return what becomes of samples."""
+        values = {sample["id"]: sample["v"] for sample in samples}
+        values |= {f"k{number}": value for number, value in {**self.puts, **self.patches, **self.inserts}.items()}
+        return [{"id": key, "v": value} for key, value in values.items() if int(key[1:]) not in self.deletes]
+
+
+JOBS = {
+    "insert": Job(inserts={20: 1, 21: 2, 22: 3, 23: 4, 24: 5}),
+    "delete": Job(deletes=(1, 2, 8)),
+    "delete a chunk": Job(deletes=(4, 5, 6, 7)),
+    "delete all": Job(deletes=tuple(range(COUNT))),
+    "patch": Job(patches={1: -1, 7: -7}),
+    "mixed": Job(puts={0: 50}, patches={3: 53}, inserts={20: 1, 21: 2}, deletes=(1, 4, 5, 6, 7)),
+}
+
+
+def crash_everywhere(new_store: Callable[[], Store], job: Job, when: When) -> int:
+    """Crash at every call of a commit; then the job is started again, others go on, and a vacuum cleans up. Returns the number of calls."""
+    counting = FaultyStore(new_store())
+    first = job.run(counting)
+    done, outcomes = job.result(OLD), set()
+    for call in range(1, len(counting.calls) + 1):
+        store = new_store()
+        with pytest.raises(SimulatedCrash):
+            job.run(FaultyStore(store, call, when), "job")
+        after = samples_of(open_snapshot(store))
+        assert after in (OLD, done), f"call {call} ({counting.calls[call - 1]}) {when}"
+        outcomes.add(after == done)
+        check_dataset(store)
+        # The same job again: what it did is not done twice, and what it left behind does no harm.
+        assert job.run(store, "job") in (first, first - (after == done))
+        assert check(store) == done
+        assert open_snapshot(store).version == first
+        more = Job(inserts={30: 1}, deletes=(9,))
+        more.run(store)
+        assert check(store) == more.result(done)
+        vacuum_store(store, keep=0, grace=timedelta(0), policy=AT_ONCE)
+        assert check(store) == more.result(done)
+        assert unneeded_files(store) == set()
+    assert outcomes == ({False, True} if when == "after" else {False})
+    return len(counting.calls)
+
+
+@pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.parametrize("when", ["before", "after", "torn"])
+def test_a_crash_at_any_call_of_any_kind_of_edit(tmp_path: Path, kind: str, when: When) -> None:
+    write(tmp_path / "ds")
+    assert crash_everywhere(lambda: in_memory(tmp_path / "ds"), JOBS[kind], when) >= 6
+
+
+@pytest.mark.parametrize("when", ["before", "after", "torn"])
+def test_a_crash_at_any_call_of_an_edit_on_a_disk(tmp_path: Path, when: When) -> None:
+    write(tmp_path / "ds")
+    numbers = itertools.count()
+
+    def make() -> Store:
+        return LocalStore(shutil.copytree(tmp_path / "ds", tmp_path / str(next(numbers))))
+
+    assert crash_everywhere(make, JOBS["mixed"], when) >= 10
+
+
+@pytest.mark.parametrize("when", ["before", "after", "torn"])
+@pytest.mark.parametrize("kind", ["insert", pytest.param("delete a chunk", marks=pytest.mark.nightly), "mixed"])
+def test_a_crash_at_any_call_of_the_edit_that_adopts(tmp_path: Path, kind: str, when: When) -> None:
+    pytest.importorskip("pyarrow", exc_type=ImportError)
+    write(tmp_path / "ds", foreign=True)
+    assert crash_everywhere(lambda: in_memory(tmp_path / "ds"), JOBS[kind], when) >= 10
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("level", ["sample", "batch", "chunk"])
+@pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.parametrize("when", ["before", "after", "torn"])
+def test_a_crash_at_any_call_of_any_kind_of_edit_of_compressed_chunks(tmp_path: Path, kind: str, level: Any, when: When) -> None:
+    write(tmp_path / "ds", compression=Compression("zstd", level))
+    crash_everywhere(lambda: in_memory(tmp_path / "ds"), JOBS[kind], when)
+
+
+def test_a_crash_leaves_the_chunk_that_another_edit_needs(tmp_path: Path) -> None:
+    """Sessions that were open together, one of which crashes: the other one goes on as if it had not been there, or had committed."""
+    write(tmp_path / "ds")
+    counting = FaultyStore(in_memory(tmp_path / "ds"))
+    JOBS["mixed"].run(counting)
+    for call in range(1, len(counting.calls) + 1):
+        store = in_memory(tmp_path / "ds")
+        other = update_of(store, {2: 70, 8: 80})
+        with pytest.raises(SimulatedCrash):
+            JOBS["mixed"].run(FaultyStore(store, call, "after"))
+        before = samples_of(open_snapshot(store))
+        other.commit()
+        assert check(store) == Job(puts={2: 70, 8: 80}).result(before)
 
 
 def test_two_crashes_in_a_row(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from liveset.edit.adopt import adopt
-    from liveset.edit.session import DatasetUpdate, UpdatePreview, UpdateResult, dataset_update
+    from liveset.edit.compact import CompactReport, compact
+    from liveset.edit.purge import PurgeReport, purge
+    from liveset.edit.report import UpdatePreview, UpdateResult
+    from liveset.edit.session import DatasetUpdate, dataset_update
     from liveset.edit.vacuum import VacuumReport, vacuum
     from liveset.errors import (
         CommitUnknown,
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
         DatasetExists,
         DatasetNotFound,
         DuplicateKeys,
+        Erased,
         ForeignEdit,
         FormatError,
         KeyConflict,
@@ -50,37 +54,50 @@ if TYPE_CHECKING:
     from liveset.read.dataset import StreamingDataset
     from liveset.read.info import DatasetInfo
     from liveset.tools.attributes import set_attributes
+    from liveset.tools.diff import Diff, diff
     from liveset.tools.export import export
     from liveset.tools.history import Version, history, restore, tag, untag, was_committed
     from liveset.tools.keys import build_keys_index
+    from liveset.tools.repair import RepairReport, repair
     from liveset.tools.verify import VerifyReport, verify
     from liveset.write.optimize import optimize
+    from liveset.write.transform import TransformResult, transform
 
 _WHERE = {
+    "CompactReport": "liveset.edit.compact",
     "DatasetInfo": "liveset.read.info",
     "DatasetUpdate": "liveset.edit.session",
+    "Diff": "liveset.tools.diff",
     "File": "liveset.format.media",
     "Image": "liveset.format.media",
     "Jpeg": "liveset.format.media",
     "JpegArray": "liveset.format.media",
     "Pil": "liveset.format.media",
+    "PurgeReport": "liveset.edit.purge",
+    "RepairReport": "liveset.tools.repair",
     "Schema": "liveset.format.schema",
     "StreamingDataset": "liveset.read.dataset",
     "Text": "liveset.format.media",
-    "UpdatePreview": "liveset.edit.session",
-    "UpdateResult": "liveset.edit.session",
+    "TransformResult": "liveset.write.transform",
+    "UpdatePreview": "liveset.edit.report",
+    "UpdateResult": "liveset.edit.report",
     "VacuumReport": "liveset.edit.vacuum",
     "VerifyReport": "liveset.tools.verify",
     "Version": "liveset.tools.history",
     "adopt": "liveset.edit.adopt",
     "build_keys_index": "liveset.tools.keys",
+    "compact": "liveset.edit.compact",
     "dataset_update": "liveset.edit.session",
+    "diff": "liveset.tools.diff",
     "export": "liveset.tools.export",
     "history": "liveset.tools.history",
     "optimize": "liveset.write.optimize",
+    "purge": "liveset.edit.purge",
+    "repair": "liveset.tools.repair",
     "restore": "liveset.tools.history",
     "set_attributes": "liveset.tools.attributes",
     "tag": "liveset.tools.history",
+    "transform": "liveset.write.transform",
     "untag": "liveset.tools.history",
     "vacuum": "liveset.edit.vacuum",
     "verify": "liveset.tools.verify",
@@ -90,6 +107,7 @@ _WHERE.update(dict.fromkeys(_errors.__all__, "liveset.errors"))
 
 __all__ = [
     "CommitUnknown",
+    "CompactReport",
     "Conflict",
     "Corrupt",
     "DatasetError",
@@ -97,7 +115,9 @@ __all__ = [
     "DatasetInfo",
     "DatasetNotFound",
     "DatasetUpdate",
+    "Diff",
     "DuplicateKeys",
+    "Erased",
     "File",
     "ForeignEdit",
     "FormatError",
@@ -113,6 +133,8 @@ __all__ = [
     "PickleRefused",
     "Pil",
     "PositionOutOfRange",
+    "PurgeReport",
+    "RepairReport",
     "SampleError",
     "Schema",
     "SchemaConflict",
@@ -121,6 +143,7 @@ __all__ = [
     "StorageError",
     "StreamingDataset",
     "Text",
+    "TransformResult",
     "UnsafeStore",
     "UnsupportedFormat",
     "UpdatePreview",
@@ -134,13 +157,18 @@ __all__ = [
     "__version__",
     "adopt",
     "build_keys_index",
+    "compact",
     "dataset_update",
+    "diff",
     "export",
     "history",
     "optimize",
+    "purge",
+    "repair",
     "restore",
     "set_attributes",
     "tag",
+    "transform",
     "untag",
     "vacuum",
     "verify",

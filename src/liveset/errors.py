@@ -8,6 +8,7 @@ The tree, grouped by what a caller would do about it::
     │   ├── VersionNotFound                the dataset never had this version
     │   └── VersionExpired                 the version's files are gone: open a newer one
     ├── PositionOutOfRange (IndexError, ValueError)   no sample at this position
+    ├── Erased (LookupError)               a purge erased this sample: leave it out, or read a newer version
     ├── SampleError (ValueError)           a sample cannot be stored as it is: change what fn returns
     ├── DuplicateKeys (ValueError)     a key occurs more than once; `keys` names some of them
     ├── KeysExist (FileExistsError)    build_keys_index() found keys: pass overwrite=True
@@ -47,6 +48,7 @@ __all__ = [
     "DatasetExists",
     "DatasetNotFound",
     "DuplicateKeys",
+    "Erased",
     "ForeignEdit",
     "FormatError",
     "KeyConflict",
@@ -106,6 +108,20 @@ class VersionExpired(NotFound):
 
 class PositionOutOfRange(DatasetError, IndexError, ValueError):
     """No sample stands at the position that was asked for."""
+
+
+class Erased(DatasetError, LookupError):
+    """A purge erased the sample from this version, and its bytes are gone for good.
+
+    Attributes:
+        version: that was read.
+        position: of the sample in it.
+        positions: of all samples that were erased from it.
+    """
+
+    version: int = 0
+    position: int = 0
+    positions: tuple[int, ...] = ()
 
 
 class SampleError(DatasetError, ValueError):

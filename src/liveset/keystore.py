@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from liveset.errors import Corrupt, KeyNotFound, NotFound
 from liveset.format.index import Index
 from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Place, hashed_key, moved_up
+from liveset.format.lazy import lazy
 from liveset.format.stamp import KeyFiles
 from liveset.snapshot import Snapshot, open_snapshot
 
@@ -63,12 +63,15 @@ def open_keys(snapshot: Snapshot) -> KeyStore | None:
 
 
 def _adopted_keys(snapshot: Snapshot) -> KeyFiles | None:
-    """Return the tables that the keys of another program became, if the first version of ours took all samples over in their places."""
+    """Return the table that the keys of another program became, if the first version of ours was made from all of its samples."""
     try:
         edit = open_snapshot(snapshot.store, 1).index.edit
     except NotFound:
         return None
-    return edit.key_files if edit is not None and edit.op in ("adopt", "replace") else None
+    if edit is None or edit.key_files is None or edit.op not in ("adopt", "replace", "insert", "delete", "edit"):
+        return None
+    # What an edit made of the keys in the same commit is in deltas.
+    return KeyFiles(edit.key_files.kind, len(snapshot), edit.key_files.base)
 
 
 class TableKeys:
@@ -84,22 +87,27 @@ class TableKeys:
     def __len__(self) -> int:
         return self.files.count
 
-    @cached_property
+    @lazy
     def tables(self) -> list[KeyTable]:
-        """The tables, newest first; files are mapped, not read."""
-        found = []
-        for name in reversed(self.files.tables):
+        """The tables, newest first; files are mapped, not read. A purge may have replaced them since the version was opened."""
+        while True:
+            found = []
             try:
-                found.append(KeyTable(self._snapshot.store.map(name, 0), name))
+                for name in reversed(self.files.tables):
+                    found.append(KeyTable(self._snapshot.store.map(name, 0), name))
+                return found
             except NotFound as error:
-                raise self._snapshot.gone(name) from error
-        return found
+                self._snapshot.follow()
+                again = open_keys(self._snapshot)
+                if not isinstance(again, TableKeys) or again.files == self.files:
+                    raise self._snapshot.gone(name) from error
+                self.files = again.files
 
-    @cached_property
+    @lazy
     def _numbers(self) -> dict[str, int]:
         return {record.id or record.filename: number for number, record in enumerate(self._snapshot.index.chunks)}
 
-    @cached_property
+    @lazy
     def _removed(self) -> dict[str, list[tuple[int, list[int]]]]:
         """The slots that became free in a chunk: numbers of the tables (newest first) that say so, oldest first, and the slots."""
         found: dict[str, list[tuple[int, list[int]]]] = {}

@@ -11,7 +11,6 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from liveset.errors import Corrupt, MissingDependency, NotFound
 from liveset.format.index import ChunkRecord
 from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, shard_of
+from liveset.format.lazy import lazy
 from liveset.snapshot import Snapshot
 
 __all__ = ["ParquetKeys", "layout", "open_published", "ordered_keys", "require_parquet", "shards_of"]
@@ -149,7 +149,7 @@ class ParquetKeys:
         self._held = 0
         self._lock = threading.Lock()
 
-    @cached_property
+    @lazy
     def _shards(self) -> list[Any]:
         try:
             import pyarrow as pa
@@ -166,7 +166,7 @@ class ParquetKeys:
                 raise Corrupt(f"{name} is damaged: {error}", file=name) from error
         return shards
 
-    @cached_property
+    @lazy
     def kind(self) -> type:
         """``str`` or ``int``."""
         field = self._shards[0].schema_arrow.field("key")
@@ -220,7 +220,7 @@ class ParquetKeys:
         column = pa.concat_arrays([part.cast(kind) for table in tables for part in table.column("key").chunks] or [pa.array([], kind)])
         return column.take(pa.array(np.argsort(positions)))
 
-    @cached_property
+    @lazy
     def _by_position(self) -> list[Key]:
         """All keys in the order of the samples; loaded when somebody asks for the key of a position."""
         return self.ordered().to_pylist()  # type: ignore[no-any-return]

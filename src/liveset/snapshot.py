@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from liveset.errors import (
     Corrupt,
     DatasetError,
     DatasetNotFound,
+    Erased,
     ForeignEdit,
     NotFound,
     PositionOutOfRange,
@@ -22,26 +23,44 @@ from liveset.errors import (
     VersionNotFound,
 )
 from liveset.format.chunk import Buffer, plain_buffer
-from liveset.format.index import Index
-from liveset.format.stamp import HistoryEntry
+from liveset.format.index import ChunkRecord, Index
+from liveset.format.stamp import HistoryEntry, Redirects
 from liveset.storage import HEAD, Store, version_name
 
-__all__ = ["Snapshot", "Version", "archived", "entries", "open_snapshot"]
+__all__ = ["Snapshot", "StoredFile", "Version", "archived", "entries", "open_snapshot", "redirects_of"]
 
 Version: TypeAlias = int | str | datetime
 """What names a version: its number, a tag, or a time (then the newest version committed by then)."""
 
 
+class StoredFile(NamedTuple):
+    """The file of a chunk: the record that describes it, the name under which it was found, and its bytes."""
+
+    record: ChunkRecord
+    name: str
+    buffer: Buffer
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One version of a dataset: its index and the store that holds its chunks. It never changes, whatever is committed later."""
+    """One version of a dataset: its index and the store that holds its chunks. It never changes, whatever is committed later.
+
+    Only a purge changes what earlier versions consist of: their index lists the files that it left, and those slots without bytes.
+    """
 
     store: Store
     index: Index
+    redirects: Redirects = field(default_factory=Redirects, repr=False, compare=False)
+    """What purges did to the files that the index names."""
+    named: Index = field(init=False, repr=False, compare=False)
+    """The index as it was committed."""
     starts: list[int] = field(init=False, repr=False, compare=False)
     """Position of the first sample of each chunk, and at the end the number of samples; one longer than ``index.chunks``."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "named", self.index)
+        if self.redirects:
+            object.__setattr__(self, "index", self.index.redirected(self.redirects))
         object.__setattr__(self, "starts", list(accumulate([record.samples for record in self.index.chunks], initial=0)))
 
     def __len__(self) -> int:
@@ -62,28 +81,62 @@ class Snapshot:
 
     def chunk_buffer(self, chunk: int) -> memoryview:
         """Read-only view of the file of one chunk, as it lies on the store."""
-        record = self.index.chunks[chunk]
+        return memoryview(self._stored(chunk).buffer)
+
+    def chunk_file(self, chunk: int) -> tuple[str, Buffer]:
+        """Name and bytes of the file that the index names for a chunk; for those who have looked at its record already."""
+        _, name, buffer = self._stored(chunk)
+        return name, buffer
+
+    def chunk(self, number: int) -> StoredFile:
+        """The file of one chunk; slicing its bytes gives bytes. A purge may have replaced it since the version was opened."""
+        while True:
+            try:
+                return self._stored(number)
+            except VersionExpired:
+                if not self.follow():
+                    raise
+
+    def _stored(self, number: int) -> StoredFile:
+        record = self.index.chunks[number]
         try:
-            return self.store.map(record.filename, 0 if self.index.compressed_files else record.size)
+            buffer = self.store.map(record.filename, 0 if self.index.compressed_files else record.size)
+            return StoredFile(record, record.filename, plain_buffer(buffer))
+        except NotFound as error:
+            # The old tool inflates chunks that are compressed as a whole where they lie, and deletes the originals.
+            inflated = record.filename.replace(f".{(self.index.config or {}).get('compression')}", "")
+            if not self.index.compressed_files or inflated == record.filename:
+                raise self.gone(record.filename) from error
+        try:
+            return StoredFile(record, inflated, plain_buffer(self.store.map(inflated, record.size)))
         except NotFound as error:
             raise self.gone(record.filename) from error
 
-    def chunk_file(self, chunk: int) -> tuple[str, Buffer]:
-        """Name and bytes of the file of one chunk; slicing them gives bytes.
-
-        The old tool inflates chunks that are compressed as a whole where they lie, and deletes the originals: then it is what it left.
-        """
-        record = self.index.chunks[chunk]
+    def follow(self) -> bool:
+        """Look whether a purge has replaced files of this version since it was opened, and read from the new ones then."""
         try:
-            return record.filename, plain_buffer(self.chunk_buffer(chunk))
-        except VersionExpired:
-            inflated = record.filename.replace(f".{(self.index.config or {}).get('compression')}", "")
-            if not self.index.compressed_files or inflated == record.filename:
-                raise
-            try:
-                return inflated, plain_buffer(self.store.map(inflated, record.size))
-            except NotFound as error:
-                raise self.gone(record.filename) from error
+            redirects = redirects_of(_head(self.store))
+        except DatasetError:
+            return False
+        index = self.named.redirected(redirects)
+        before, files = (i.edit.key_files if i.edit is not None else None for i in (self.index, index))
+        if (index.chunks, files) == (self.index.chunks, before):
+            return False
+        object.__setattr__(self, "redirects", redirects)
+        object.__setattr__(self, "index", index)
+        return True
+
+    def erased(self, chunk: int, slot: int) -> Erased:
+        """The error for a sample of this version that a purge erased."""
+        position = self.starts[chunk] + slot
+        gone = tuple(start + slot for start, record in zip(self.starts, self.index.chunks, strict=False) for slot in record.erased)
+        return Erased(
+            f"the sample at position {position} of version {self.version} of {self.store.url} was erased by a purge: its bytes are gone "
+            f"for good. Read a newer version, or leave out the {len(gone):,} positions in `positions` of this error.",
+            version=self.version,
+            position=position,
+            positions=gone,
+        )
 
     def gone(self, name: str) -> VersionExpired:
         """The error for a file of this version that is not there any more; it looks for the reason."""
@@ -100,6 +153,8 @@ def _why_gone(snapshot: Snapshot) -> str:
         head = _head(snapshot.store)
     except DatasetError:
         return "the dataset was removed."
+    if snapshot.named.redirected(redirects_of(head)).chunks != snapshot.index.chunks:
+        return "a purge has replaced it meanwhile. Open the version again."
     fence = head.edit.fence if head.edit is not None else None
     if fence is None or fence.keeps(snapshot.version):
         return "it was deleted, and not by a vacuum of liveset."
@@ -143,7 +198,7 @@ def _open_number(store: Store, version: int) -> Snapshot:
         )
     # The head that came after a version was put in place only when the version had been archived.
     if (index := archived(store, version)) is not None:
-        return Snapshot(store, index)
+        return Snapshot(store, index, redirects_of(head))
     if head.version < version:
         raise VersionNotFound(f"{store.url} has no version {version}: the newest is {head.version}.", version=version)
     if version == 0 and _began_stamped(store, head):
@@ -214,6 +269,11 @@ def _head(store: Store) -> Index:
             raise DatasetNotFound(f"{store.url} does not exist.", path=store.url)
         raise DatasetNotFound(f"{store.url} doesn't contain any index.json file.", path=store.url)
     return Index.parse(head.data, posixpath.join(store.url, HEAD))
+
+
+def redirects_of(head: Index) -> Redirects:
+    """What purges did to the files of the versions before a head."""
+    return head.edit.redirects if head.edit is not None else Redirects()
 
 
 def archived(store: Store, version: int) -> Index | None:

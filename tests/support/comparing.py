@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -14,13 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 import liveset
 from liveset.edit.session import DatasetUpdate
-from liveset.errors import DatasetError
+from liveset.errors import DatasetError, VersionExpired
 from liveset.format.keytable import Key
 from liveset.storage import HEAD
 from liveset.testing import SimulatedCrash
 from liveset.testing.faults import When
 from liveset.testing.invariants import check_dataset
-from liveset.testing.model import DatasetModel, ModelVersion
+from liveset.testing.model import DatasetModel, ModelVersion, UpdateModel
 from tests.support import checks
 from tests.support.places import Place
 
@@ -70,6 +70,8 @@ layouts = st.fixed_dictionaries(
 wanted = st.integers(0, 60)
 """Stands for a version: the machine takes it modulo what there is."""
 slots = st.sampled_from("AB")
+EDITS = ("replace", "insert", "upsert", "delete", "patch", "apply", "apply new")
+edits = st.tuples(st.sampled_from(EDITS), rows)
 
 
 @dataclass
@@ -77,8 +79,26 @@ class Session:
     """An update that is open, and what the model knows of it."""
 
     update: DatasetUpdate
-    base: ModelVersion
-    staged: dict[Key, Row] = field(default_factory=dict)
+    model: UpdateModel
+
+    @property
+    def base(self) -> ModelVersion:
+        return self.model.base
+
+
+def stage_edit(it: Any, what: str, key: Key, row: Row, by: str | None) -> None:
+    """Stage one edit in an update, or in the model of one: both take the same calls."""
+    sample = row if by is None else {**row, by: key}
+    if what == "delete":
+        del it[key]
+    elif what == "patch":
+        it.patch(key, {"v": row["v"], "t": row["t"]})
+    elif what == "apply":
+        it.apply({key: {"v": row["v"]}}, on_missing="error" if row["v"] else "skip")
+    elif what == "apply new":
+        it.apply({key: sample}, on_missing="insert")
+    else:
+        getattr(it, what)(key, sample)
 
 
 @dataclass
@@ -152,6 +172,28 @@ class ComparingMachine(RuleBasedStateMachine):
             self.model = after
             self.settle_adoption()
         return result
+
+    def stage_both(self, update: DatasetUpdate, model: UpdateModel, what: str, key: Key, row: Row) -> None:
+        """Stage one edit in an update and in its model; what is read from the update is what the model says."""
+        by, gone = model.base.key_field, model.base.number not in self.model.readable
+        expected, actual = None, None
+        try:
+            stage_edit(update, what, key, row, by)
+        except VersionExpired:
+            assert gone, "the version is there"
+            return
+        except (DatasetError, ValueError, TypeError) as error:
+            actual = error
+        try:
+            stage_edit(model, what, key, row, by)
+        except (DatasetError, ValueError) as error:
+            expected = error
+        checks.same_outcome(expected, actual)
+        assert list(update) == list(model.staged)
+        if not gone:
+            assert (key in update) == (key in model)
+            if key in model:
+                assert update[key] == model[key]
 
     def settle_crash(self, after: DatasetModel) -> None:
         """Whoever comes next sees the version before or the one after."""

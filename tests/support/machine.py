@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -17,9 +18,10 @@ from liveset.errors import DatasetError, NotFound, SampleError, SessionExpired, 
 from liveset.format.codec import Compression
 from liveset.storage import HEAD
 from liveset.testing import SimulatedCrash
-from liveset.testing.model import DatasetModel
+from liveset.testing.model import DatasetModel, UpdateModel
 from tests.support import checks
 from tests.support.comparing import (
+    EDITS,
     KEY_FNS,
     ComparingMachine,
     Crash,
@@ -28,14 +30,15 @@ from tests.support.comparing import (
     Session,
     bys,
     crashes,
+    edits,
     hours,
     keys_of,
     layouts,
     remembered,
     row_lists,
     rows,
-    shout,
     slots,
+    stage_edit,
     wanted,
 )
 from tests.support.foreign import make_foreign
@@ -113,7 +116,7 @@ class DatasetMachine(ComparingMachine):
     @rule(
         rows=st.lists(rows, min_size=1, max_size=4, unique_by=lambda row: row["id"]),
         theirs=row_lists,
-        what=st.sampled_from(["append", "replace", "overwrite", "keys", "attributes", "restore", "tag", "vacuum"]),
+        what=st.sampled_from(["append", "edit", "overwrite", "keys", "attributes", "restore", "tag", "vacuum"]),
         by=bys,
         number=wanted,
         late=st.booleans(),
@@ -126,8 +129,8 @@ class DatasetMachine(ComparingMachine):
         def rival() -> None:
             if what == "append":
                 self.append(theirs, False, 2, None)
-            elif what == "replace":
-                self.replace_at_once(theirs, None)
+            elif what == "edit":
+                self.edit_at_once([(EDITS[(number + i) % len(EDITS)], row) for i, row in enumerate(theirs)], None)
             elif what == "overwrite":
                 self.overwrite(theirs, by, {"chunk_size": 2, "level": None}, 1, None)
             elif what == "keys":
@@ -176,38 +179,36 @@ class DatasetMachine(ComparingMachine):
 
     # --- updates -----------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.model.versions and self.model.newest.samples)
+    @precondition(lambda self: self.model.versions)
     @rule(slot=slots)
     def open_session(self, slot: str) -> None:
         self.leave_session(slot)
         base = self.model.newest
-        if base.keys is None:
-            with checks.raises(NotFound):
-                dataset_update(self.path)
+        try:
+            update = dataset_update(self.path)
+        except NotFound:
+            assert base.keys is None or not base.samples, "the dataset has keys"
             return
-        self.sessions[slot] = Session(dataset_update(self.path), base)
+        assert base.keys is not None
+        self.sessions[slot] = Session(update, UpdateModel(base))
 
     @precondition(lambda self: self.sessions)
-    @rule(slot=slots, row=rows, number=wanted, known=st.integers(0, 5))
-    def stage(self, slot: str, row: Row, number: int, known: int) -> None:
+    @rule(slot=slots, what=st.sampled_from(EDITS), row=rows, number=wanted, known=st.booleans())
+    def stage(self, slot: str, what: str, row: Row, number: int, known: bool) -> None:
         session = self.sessions.get(slot)
         if session is None:
             return
-        keys = session.base.keys or ()
-        key = keys[number % len(keys)] if known else shout(row) if isinstance(keys[0], str) else 999
-        by = session.base.key_field
-        sample = row if by is None else {**row, by: key}
+        keys, by = session.base.keys or (), session.base.key_field
+        key = keys[number % len(keys)] if known and keys else keys_of([row], by or "none")[0]
         if by is not None and number % 7 == 0:
             with checks.raises(SampleError):
                 session.update[key] = {**row, by: "another"} if by == "id" else {**row, by: -1}
-        session.update[key] = sample
-        session.staged[key] = sample
-        assert session.update[key] == sample
-        assert set(session.update) == set(session.staged)
+        self.stage_both(session.update, session.model, what, key, row)
         if session.base.number in self.model.readable:
             preview = session.update.preview()
-            assert preview.keys == len(session.staged.keys() & set(keys))
-            assert set(preview.missing) == session.staged.keys() - set(keys)
+            assert (preview.inserted, preview.deleted) == (session.model.inserted, session.model.deleted)
+            assert set(preview.missing) == session.model.missing
+            assert preview.keys == len(session.model.staged) - len(preview.missing)
 
     @precondition(lambda self: self.sessions)
     @rule(slot=slots, crash=crashes)
@@ -221,11 +222,11 @@ class DatasetMachine(ComparingMachine):
                 return update.commit(message="edited")
 
         gone = session.base.number not in self.model.readable
-        result = self.perform(
-            act, lambda model: model.replace(session.staged, session.base), crash, also=(SessionExpired, VersionExpired) if gone else ()
-        )
+        result = self.perform(act, lambda model: model.edit(session.model), crash, also=(SessionExpired, VersionExpired) if gone else ())
         if result is not None:
-            assert (result.version, result.keys) == ((self.model.number if session.staged else session.base.number), len(session.staged))
+            model = session.model
+            assert result.version == (self.model.number if model.staged else session.base.number)
+            assert (result.keys, result.inserted, result.deleted) == (len(model.staged), model.inserted, model.deleted)
 
     @precondition(lambda self: self.sessions)
     @rule(slot=slots)
@@ -235,22 +236,46 @@ class DatasetMachine(ComparingMachine):
                 pass
 
     @precondition(lambda self: self.model.versions and self.model.newest.samples and self.model.newest.keys)
-    @rule(edits=st.lists(rows, min_size=1, max_size=4), crash=crashes)
-    def replace_at_once(self, edits: list[Row], crash: Crash) -> None:
-        """Edits of keys that are there, as far as the rows name some."""
+    @rule(edits=st.lists(edits, min_size=1, max_size=5), crash=crashes)
+    def edit_at_once(self, edits: Sequence[tuple[str, Row]], crash: Crash) -> None:
+        """A job that edits in one go, and is started again where it crashed: what it did is not done twice."""
         newest = self.model.newest
         if not newest.keys or self.by is None:
             return
-        staged = {key: row for key, row in zip(keys_of(edits, self.by), edits, strict=True) if key in newest.keys}
+        todo = [(what, key, row) for (what, row), key in zip(edits, keys_of([row for _, row in edits], self.by), strict=True)]
+        staged, job = UpdateModel(newest), f"job {len(self.model.versions)}"
+        todo = [(what, key, row) for what, key, row in todo if what != "replace" or key in newest.by_key]
+        for what, key, row in todo:
+            with suppress(DatasetError):
+                stage_edit(staged, what, key, row, newest.key_field)
 
         def act() -> None:
-            with dataset_update(self.path) as update:
-                for key, row in staged.items():
-                    update[key] = row
-                assert all(update[key] == newest.by_key[key] for key in newest.keys or () if key not in staged)
+            with dataset_update(self.path, session=job) as update:
+                model = UpdateModel(newest)
+                for what, key, row in todo:
+                    self.stage_both(update, model, what, key, row)
+                assert all(update[key] == newest.by_key[key] for key in newest.keys or () if key not in staged.staged)
                 update.commit()
 
-        self.perform(act, lambda model: model.replace(staged), crash)
+        def again() -> None:
+            with dataset_update(self.path, session=job) as update:
+                for key, edit in staged.staged.items():
+                    if edit.what == "upsert":
+                        update.upsert(key, edit.value)
+                    elif key in update and edit.what == "delete":
+                        del update[key]
+                    elif key in update:
+                        (update.replace if edit.what == "replace" else update.patch)(key, edit.value)
+                update.commit()
+
+        self.perform(act, lambda model: model.edit(staged), crash)
+        if crash is not None:
+            landed = self.model.newest != newest and self.model.newest.op != "adopt"
+            self.perform(again, lambda model: None if landed else model.edit(staged))
+
+    def replace_at_once(self, rows: Sequence[Row], crash: Crash) -> None:
+        """Other samples for keys that are there, as far as the rows name some."""
+        self.edit_at_once([("replace", row) for row in rows], crash)
 
     # --- versions ----------------------------------------------------------------------------------------------------
 
@@ -346,7 +371,9 @@ class DatasetMachine(ComparingMachine):
     @rule(reader=readers, crash=crashes)
     def refresh(self, reader: Reader, crash: Crash) -> None:
         moved = reader.version != self.model.newest
+        held = reader.ds._lease  # else it ends within the call, in a finalizer, where a crash goes unnoticed
         result = self.perform(reader.ds.refresh, lambda model: None, crash if reader.pinned_at is not None else None)
+        del held
         if result is not None:
             assert result == moved
             if moved and reader.pinned_at is not None:

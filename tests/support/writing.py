@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from liveset.edit.changes import Keys, Overwrite
+from liveset.edit.chunkfiles import ChunkLimit
 from liveset.edit.commit import commit, new_token
 from liveset.edit.keyfiles import KeyWriter
 from liveset.edit.publish import layout, publish_keys
@@ -15,7 +16,6 @@ from liveset.format.config import make_config
 from liveset.format.index import Index
 from liveset.snapshot import open_snapshot
 from liveset.storage import open_store
-from liveset.edit.chunkfiles import ChunkLimit
 from liveset.write.chunker import ChunkWriter
 from liveset.write.keying import KeyRule
 from liveset.write.unify import unify

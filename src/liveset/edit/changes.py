@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 import msgspec
 
 from liveset.format.index import ChunkRecord, Index
-from liveset.format.stamp import EditStamp, Fence, KeyFiles
+from liveset.format.stamp import EditStamp, Fence, KeyFiles, Redirects
 
 __all__ = [
     "ASIDE",
@@ -21,6 +21,7 @@ __all__ = [
     "Expire",
     "Keys",
     "Overwrite",
+    "Purge",
     "Replace",
     "Restore",
     "Retag",
@@ -89,6 +90,19 @@ class Adopt(Replace):
 
 
 @dataclass(frozen=True, slots=True)
+class Purge(Replace):
+    """Takes samples out of the newest version, and puts files without their bytes in the place of those that earlier versions name.
+
+    ``staged`` names the files that it brings along for them; ``fence`` makes every writer see what may hold these bytes as gone.
+    """
+
+    op: str = "purge"
+    redirects: Redirects = field(default_factory=Redirects)
+    staged: frozenset[str] = frozenset()
+    fence: Fence | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SetKeys:
     """Gives a dataset keys, or other ones; samples stay as they are."""
 
@@ -124,10 +138,11 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Puts up the fence behind which a vacuum deletes; nothing else changes."""
+    """Puts up the fence behind which a vacuum deletes; nothing else changes. ``redirects`` are those that are still needed."""
 
     op: ClassVar[str] = "fence"
     fence: Fence
+    redirects: Redirects | None = None
 
 
 Change = Append | Overwrite | SetAttributes | Replace | SetKeys | Retag | Restore | Expire
@@ -197,13 +212,15 @@ def _key_files(index: Index | None, change: Change) -> KeyFiles | None:
 
 
 def _dataset_facts(edit: EditStamp, change: Change) -> EditStamp:
-    """The stamp with what holds for the dataset and not for one version: its tags and its fence."""
+    """The stamp with what holds for the dataset and not for one version: its tags, its fence and its redirects."""
     match change:
         case Retag(name, version):
             tags = {known: number for known, number in edit.tags.items() if known != name}
             return replace(edit, tags=tags if version is None else {**tags, name: version})
-        case Expire(fence):
-            return replace(edit, fence=replace(fence, version=edit.version), requires_write=tuple(sorted({*edit.requires_write, "fence"})))
+        case Expire(fence, redirects) | Purge(fence=Fence() as fence, redirects=redirects):
+            left = edit.redirects if redirects is None else redirects
+            needed = {*edit.requires_write, "fence", *(["redirects"] if left else [])}
+            return replace(edit, fence=replace(fence, version=edit.version), redirects=left, requires_write=tuple(sorted(needed)))
         case Restore(index) if index.edit is not None:
             return replace(edit, requires_read=tuple(sorted({*edit.requires_read, *index.edit.requires_read})))
     return edit
@@ -222,6 +239,8 @@ def files_of(index: Index | None) -> set[str]:
 
 def keeps_places(index: Index, change: Change) -> bool:
     """Whether every sample that was there stands where it stood, in the same chunk and slot."""
+    if isinstance(change, Purge):
+        return False
     if isinstance(change, Replace):
         new = [change.records.get(record.id or record.filename, record) for record in index.chunks]
         return all(b is not None and a.samples == b.samples for a, b in zip(index.chunks, new, strict=True))
@@ -236,6 +255,7 @@ def staged_files(change: Change) -> set[str]:
         case Replace():
             names = {record.filename for record in (*change.records.values(), *change.added) if record is not None}
             names.update(change.key_files.tables if change.key_files is not None else ())
+            names |= change.staged if isinstance(change, Purge) else frozenset()
         case _:
             names = set()
     keys = change.keys if isinstance(change, Append | Overwrite | SetKeys) else None
@@ -279,6 +299,7 @@ def _stamp(index: Index | None, change: Change, stamp: Stamp) -> EditStamp:
         requires_write=parent.requires_write if parent else (),
         tags=parent.tags if parent else {},
         fence=parent.fence if parent else None,
+        redirects=parent.redirects if parent else Redirects(),
         extra=parent.extra if parent else {},
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from liveset.errors import Conflict, KeyConflict, NotFound, SessionExpired, name_some
 from liveset.format.index import Index
-from liveset.format.keytable import DELETED, KeyColumn, KeyTable, Rows, join_tables, pack_table
+from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Rows, join_tables, pack_table
 from liveset.format.stamp import KeyFiles
 from liveset.keystore import KeyStore, TableKeys, open_keys
 from liveset.snapshot import Snapshot
@@ -101,6 +101,14 @@ class KeyWriter:
         """Write the tables of a version as one base."""
         rows = join_tables([self._open(name) for name in files.tables], listed, whole=True)
         return KeyFiles(files.kind, count, (self._write("base", rows),))
+
+    def renamed(self, table: KeyTable, names: Mapping[Key, Key]) -> str:
+        """Write a table with other keys in the place of some, and return its name; places and slots stay, also what is said to be gone."""
+        rows = table.to_rows()
+        at = {row: new for old, new in names.items() if (row := table.find(old)) is not None}
+        by = np.concatenate([np.delete(np.arange(table.rows), list(at)), np.array(list(at), np.int64)])
+        keys = KeyColumn.join([rows.keys.take(by[: len(by) - len(at)]), KeyColumn.of(list(at.values()))])
+        return self._write("renamed", Rows(keys, rows.chunks[by], rows.slots[by], rows.directory, rows.removed))
 
     def check_kind(self, have: KeyStore, keys: KeyColumn) -> None:
         """Raise ``TypeError`` when keys are of another type than those of a dataset."""

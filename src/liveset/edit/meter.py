@@ -81,13 +81,14 @@ class Progress:
 class Meter:
     """Shows the progress of a commit, which knows how much there is only when it is at work."""
 
-    def __init__(self) -> None:
+    def __init__(self, title: str = "update: chunks") -> None:
+        self._title = title
         self._progress: Progress | None = None
 
     def __call__(self, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` chunks are written."""
         if self._progress is None:
-            self._progress = Progress(total, enabled=True, title="update: chunks")
+            self._progress = Progress(total, enabled=True, title=self._title)
         self._progress.add(done - self._progress.inputs)
 
     def close(self) -> None:

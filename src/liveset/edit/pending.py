@@ -92,7 +92,7 @@ class PendingEdits:
             raise self.missing(key)
         if kind is Kind.PATCH:
             return self._decoded(apply_patch(self._item(key) or b"", self.staged.get(key).data, self._leaves))
-        return self._chunk(place[0]).read(place[1])
+        return self._chunk(*place).read(place[1])
 
     def places(self) -> dict[Key, tuple[int, int] | None]:
         """Return where the samples of the staged keys are, in the order in which these were staged."""
@@ -243,9 +243,9 @@ class PendingEdits:
             # Arrow chunks hold more than their schema says, None in a column of integers for example.
             if type(sample) is not dict or not is_row(sample) or (place := self._keys.locate(key)) is None or not self._holds_rows(key):
                 raise
-            buffer = self._base.chunk_file(place[0])[1]
+            record, _, buffer = self._base.chunk(place[0])
             try:
-                check_rows(buffer, [sample], self._base.index.chunks[place[0]].filename)
+                check_rows(buffer, [sample], record.filename)
             except SampleError as reason:
                 raise reason from error
             return Staged(msgspec.msgpack.encode(sample), Kind.ROW)
@@ -257,24 +257,25 @@ class PendingEdits:
         """Whether the stored sample of a key is a row of an Arrow chunk."""
         if not self._foreign or (place := self._keys.locate(key)) is None:
             return False
-        return not hasattr(self._chunk(place[0]), "item")
+        return not hasattr(self._chunk(*place), "item")
 
     def _item(self, key: Key) -> bytes | None:
         """Return the stored item of a key."""
         if (place := self._keys.locate(key)) is None:
             return None
-        item: Callable[[int], bytes] | None = getattr(self._chunk(place[0]), "item", None)
+        item: Callable[[int], bytes] | None = getattr(self._chunk(*place), "item", None)
         return item(place[1]) if item is not None else None
 
-    def _chunk(self, number: int) -> Chunk:
-        """Return an open chunk; only the latest few are kept, since an inflated one takes memory."""
+    def _chunk(self, number: int, slot: int) -> Chunk:
+        """Return an open chunk; only the latest few are kept, since an inflated one takes memory. ``Erased`` if a purge took the sample."""
         if (chunk := self._chunks.pop(number, None)) is None:
-            record = self._base.index.chunks[number]
-            compression = codec.Compression.from_config(self._config)
-            chunk = open_chunk(self._base.chunk_file(number)[1], record, self.decoder, compression)
+            record, _, buffer = self._base.chunk(number)
+            chunk = open_chunk(buffer, record, self.decoder, codec.Compression.from_config(self._config))
         self._chunks[number] = chunk
         while len(self._chunks) > _OPEN_CHUNKS:
             del self._chunks[next(iter(self._chunks))]
+        if slot in self._base.index.chunks[number].erased:
+            raise self._base.erased(number, slot)
         return chunk
 
 

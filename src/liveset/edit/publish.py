@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+import numpy as np
+
 from liveset.errors import DatasetError
 from liveset.format.index import Index
 from liveset.keystore import TableKeys
@@ -34,11 +36,17 @@ def publish_keys(store: Store, index: Index) -> bool:
 
 
 def published_shards(snapshot: Snapshot, count: int) -> Iterator[tuple[int, bytes]]:
-    """Return number and Parquet bytes of each shard of the keys of a version."""
+    """Return number and Parquet bytes of each shard of the keys of a version, as if it did not have the samples that a purge erased."""
     require_parquet()
+    import pyarrow as pa
+
     edit = snapshot.index.edit
     assert edit is not None
     assert edit.key_files is not None
     keys = TableKeys(snapshot, edit.key_files)
     chunks = snapshot.index.chunks
-    return shards_of(ordered_keys(keys.tables, chunks, keys.kind), [record.samples for record in chunks], count)
+    ordered = ordered_keys(keys.tables, chunks, keys.kind)
+    if erased := [start + slot for start, record in zip(snapshot.starts, chunks, strict=False) for slot in record.erased]:
+        ordered = ordered.take(pa.array(np.delete(np.arange(len(ordered)), erased)))
+    left = [record for record in chunks if len(record.erased) < record.samples or not record.erased]
+    return shards_of(ordered, [record.samples - len(record.erased) for record in left], count)

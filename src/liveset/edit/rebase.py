@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from liveset.edit.changes import ASIDE, Adopt, Append, Change, Expire, Overwrite, Replace, Restore, Retag, SetAttributes, SetKeys
+from liveset.edit.changes import ASIDE, Adopt, Append, Change, Expire, Overwrite, Purge, Replace, Restore, Retag, SetAttributes, SetKeys
 from liveset.errors import Conflict, DatasetNotFound, OverwriteConflict, SchemaConflict, SessionExpired, VersionExpired
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
@@ -20,6 +20,7 @@ _VERBS: dict[type, tuple[str, str, str]] = {
     Overwrite: ("overwrite", "samples", "Overwrite"),
     Replace: ("update", "changes", "Update"),
     Adopt: ("adopt", "chunks", "Adopt it"),
+    Purge: ("purge", "samples", "Purge"),
     SetKeys: ("make keys for", "keys", "Make them"),
     Restore: ("restore", "content", "Restore"),
 }
@@ -53,6 +54,7 @@ def check_rebase(change: Change, base: Index | None, head: Index | None, since: 
         return
     if isinstance(change, Restore):
         check_kept(head, change.index.version, "cannot restore")
+        _check_files(change, head)
     if not (isinstance(change, Overwrite | Restore) and change.force):
         if base is not None and not _keeps(head, base.version):
             raise SessionExpired(
@@ -78,6 +80,15 @@ def _check_keys(base: Index | None, head: Index, since: Sequence[HistoryEntry]) 
         raise Conflict(
             f"cannot append: the samples were given other keys meanwhile ({_told(made)} committed). Nothing was changed. Append again, "
             "with keys of the same kind."
+        )
+
+
+def _check_files(change: Restore, head: Index | None) -> None:
+    """A purge since the version was opened may have put other files in the place of its own."""
+    old = head.edit.redirects.old if head is not None and head.edit is not None else frozenset()
+    if any(record.filename in old or record.erased for record in change.index.chunks):
+        raise OverwriteConflict(
+            f"cannot restore version {change.index.version}: samples of it were purged meanwhile. Nothing was changed. Restore again."
         )
 
 

@@ -10,7 +10,7 @@ from enum import Enum
 
 from liveset.edit.changes import files_of
 from liveset.format.index import Index
-from liveset.format.stamp import Fence, tokens_of
+from liveset.format.stamp import Fence, Redirects, tokens_of
 from liveset.lease import leased_versions
 from liveset.storage import HEAD, PRIVATE, VERSIONS, Entry
 
@@ -40,7 +40,7 @@ _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     (Kind.LEASE, re.compile(re.escape(PRIVATE) + r"leases/[^/]+\.json")),
     (Kind.STAGED, re.compile(re.escape(STAGED) + r"[^/]+/[^/]+")),
     (Kind.TEMPORARY, re.compile(re.escape(PRIVATE) + r"[^/]+\.[0-9a-f]{16}\.tmp")),
-    (Kind.FIXED, re.compile(rf"{re.escape(HEAD)}|keys/[^/]+\.parquet|keys\.parquet|{re.escape(PRIVATE)}lock")),
+    (Kind.FIXED, re.compile(rf"{re.escape(HEAD)}|keys/[^/]+\.parquet|keys\.parquet|{re.escape(PRIVATE)}(lock|quarantine/[^/]+)")),
 )
 
 
@@ -76,6 +76,11 @@ class Survey:
         """The one that an earlier vacuum left."""
         return self.head.edit.fence if self.head.edit is not None else None
 
+    @property
+    def redirects(self) -> Redirects:
+        """What purges put in the place of files; a purge that broke off may have left some of these."""
+        return self.head.edit.redirects if self.head.edit is not None else Redirects()
+
     def plan(self, first: int) -> Plan:
         """Return what may go when the versions from ``first`` on are kept."""
         edit = self.head.edit
@@ -96,7 +101,7 @@ class Survey:
     @property
     def plain_and_young(self) -> set[str]:
         """Chunks that are too young to go, and of which only a version that names them can say that they are ours: they have no token."""
-        named = files_of(self.head)
+        named = files_of(self.head) | self.redirects.old
         return {
             entry.name
             for entry in self.files[Kind.CHUNK]
@@ -127,11 +132,13 @@ class Survey:
         named = files_of(self.head)
         live = self._live_tokens
         files = (*self.files[Kind.CHUNK], *self.files[Kind.KEYS])
-        found = [entry for entry in files if entry.name not in named and (not live or live.isdisjoint(tokens_of(entry.name)))]
+        old = self.redirects.old
+        unnamed = [entry for entry in files if entry.name not in named]
+        found = [entry for entry in unnamed if not live or entry.name in old or live.isdisjoint(tokens_of(entry.name))]
         found += [entry for entry in self.files[Kind.STAGED] if entry.name.split("/")[2] not in self.live]
         found += self.files[Kind.TEMPORARY]
         found += [entry for entry in self.files[Kind.LEASE] if entry.name in self.lapsed]
-        return {entry.name: entry for entry in found if age_of(entry) <= self.cutoff}
+        return {entry.name: entry for entry in found if age_of(entry) <= self.cutoff or entry.name in old}
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,22 +31,24 @@ from liveset.format.schema import Decoder
 from liveset.format.stamp import HistoryEntry, KeyFiles
 from liveset.keystore import open_keys
 from liveset.snapshot import Snapshot
-from liveset.storage import version_name
+from liveset.storage import Store, version_name
 
-__all__ = ["Places", "Rewrite"]
+__all__ = ["Places", "Rewrite", "Splicer"]
 
 Places = Mapping[Key, tuple[int, int] | None]
 """Chunk number and slot of each key; None for a key that the version does not have."""
 
-_MOVES_KEYS = frozenset(("keys", "insert", "delete", "edit", "append", "compact", "repair"))
+_MOVES_KEYS = frozenset(("keys", "insert", "delete", "edit", "append", "compact", "purge", "repair"))
 """Commits after which a key may have another place, or one where it had none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What a chunk became, and the file that it was made from."""
+    """What a chunk became, the file that it was made from, and what was put in and taken out."""
 
     source: str
+    slots: Mapping[int, Key]
+    removed: frozenset[int]
     record: ChunkRecord | None
 
 
@@ -57,6 +59,109 @@ class _Plan:
     edits: Mapping[int, Mapping[int, Key]]
     inserts: Sequence[Key]
     deletes: Mapping[int, frozenset[int]]
+
+
+class Splicer:
+    """Writes chunks with staged edits in them, or without some of their samples; the same work once, however often it is asked for.
+
+    Args:
+        store: where the chunks are.
+        staged: the edits by key.
+        decoder: for items that have to become Arrow rows.
+
+    Attributes:
+        written: names of the files that were written.
+        size: bytes of these files.
+    """
+
+    def __init__(self, store: Store, staged: StagedEdits, decoder: Decoder) -> None:
+        self._store, self._staged, self._decoder = store, staged, decoder
+        self._leaves = len(decoder.schema.formats)
+        self._made: dict[str, _Made] = {}
+        self.written: list[str] = []
+        self.size = 0
+
+    def splice(
+        self,
+        snapshot: Snapshot,
+        edits: Mapping[int, Mapping[int, Key]],
+        deletes: Mapping[int, frozenset[int]],
+        on_progress: Callable[[int, int], object],
+    ) -> tuple[dict[str, ChunkRecord | None], dict[str, str]]:
+        """Return the new records of chunks by their ids, None for those without a sample, and the files that they were made from.
+
+        Args:
+            snapshot: the version that holds the chunks.
+            edits: for each chunk that becomes another, by its number: the keys of the edits by slot.
+            deletes: the slots that go, by number of chunk.
+            on_progress: called with the number of chunks that are done and their total.
+        """
+        records: dict[str, ChunkRecord | None] = {}
+        expects: dict[str, str] = {}
+        with ThreadPoolExecutor(1, "liveset-update") as writer:
+            for done, (number, slots) in enumerate(edits.items()):
+                record, removed = snapshot.index.chunks[number], deletes.get(number, frozenset())
+                name, source = record.id or record.filename, record.filename
+                made = self._made.get(name)
+                if made is None or (made.source, made.slots, made.removed) != (source, slots, removed):
+                    made = self._made[name] = _Made(source, slots, removed, self._write(snapshot, number, slots, removed, writer))
+                records[name], expects[name] = made.record, source
+                on_progress(done + 1, len(edits))
+        return records, expects
+
+    def has(self, record: ChunkRecord, slots: Mapping[int, Key]) -> bool:
+        """Tell whether the same edits of a file have been written already."""
+        made = self._made.get(record.id or record.filename)
+        return made is not None and (made.source, made.slots) == (record.filename, slots)
+
+    def forget(self) -> None:
+        """Forget what was written."""
+        self._made.clear()
+
+    def _write(
+        self, snapshot: Snapshot, number: int, slots: Mapping[int, Key], removed: frozenset[int], writer: ThreadPoolExecutor
+    ) -> ChunkRecord | None:
+        """Write a chunk with our edits and return its record, None if nothing is left of it; checksums are made while the disk is busy."""
+        record = snapshot.index.chunks[number]
+        if len(removed) == record.samples:
+            return None
+        compression = codec.Compression.from_config(snapshot.index.config or {})
+        name, buffer = snapshot.chunk_file(number)
+        stored = open_stored(buffer, record, compression)
+        try:
+            contents = {slot: self._content(stored, slot, key) for slot, key in slots.items() if slot not in removed}
+            spliced = stored.splice(contents, removed)
+        except SampleError as error:
+            named = ", ".join(map(repr, list(slots.values())[:10]))
+            error.add_note(f"It is one of the samples for the keys {named}. Nothing was changed.")
+            raise
+        new = fresh_name(record.filename, number, new_token(), compression)
+        self.written.append(new)
+        writing = writer.submit(self._store.write, new, spliced.buffers)
+        if record.check is not None and name == record.filename and not codec.verify(buffer, record.check):
+            # What is copied gets a new checksum, which must not vouch for damaged bytes.
+            raise Corrupt(f"{name} is damaged: its checksum differs from the index. Nothing was changed.", file=name)
+        check = codec.checksum(spliced.buffers)
+        writing.result()
+        self.size += sum(memoryview(part).nbytes for part in spliced.buffers)
+        return record.replace(
+            filename=new,
+            samples=spliced.samples,
+            size=spliced.size,
+            id=record.id or record.filename,
+            check=check,
+            head_check=spliced.head_check,
+        )
+
+    def _content(self, stored: StoredChunk, slot: int, key: Key) -> Any:
+        data, kind = self._staged.get(key)
+        if kind is Kind.ROW:
+            if not stored.holds_rows:
+                raise SampleError(f"the sample for the key {key!r} fits only Arrow chunks, and its chunk is none any more.")
+            return msgspec.msgpack.decode(data)
+        if kind is Kind.PATCH:
+            return apply_patch(stored.content(slot), data, self._leaves)
+        return self._decoder.decode(data, 0, len(data)) if stored.holds_rows else data
 
 
 class Rewrite:
@@ -77,17 +182,21 @@ class Rewrite:
     def __init__(
         self, base: Snapshot, places: Places, staged: StagedEdits, decoder: Decoder, on_progress: Callable[[int, int], object]
     ) -> None:
-        self._base, self._places, self._staged, self._decoder, self._on_progress = base, places, staged, decoder, on_progress
-        self._store, self._leaves = base.store, len(decoder.schema.formats)
+        self._base, self._places, self._staged, self._on_progress = base, places, staged, on_progress
+        self._store = base.store
         self._ids = ids_of(base.index)
         self._token = new_token()
         self._keys = KeyWriter(self._store, self._token)
         self._adoption: Adoption | None = None
-        self._made: dict[str, _Made] = {}
+        self._splicer = Splicer(base.store, staged, decoder)
         self._added: list[tuple[ChunkRecord, KeyColumn]] | None = None
         self._written: list[str] = []
-        self.size = 0
+        self._size = 0
         self.prepared = False
+
+    @property
+    def size(self) -> int:
+        return self._size + self._splicer.size
 
     def prepare(self, head: Index | None, since: Sequence[HistoryEntry]) -> Replace | None:
         """Return the change for a head, or None when nothing is left to change; writes the files that are missing for it.
@@ -106,17 +215,7 @@ class Rewrite:
         plan = self._plan(current, moved=any(entry.op in _MOVES_KEYS for entry in since))
         if not plan.edits and not plan.inserts:
             return None
-        records: dict[str, ChunkRecord | None] = {}
-        expects: dict[str, str] = {}
-        ids = ids_of(head)
-        with ThreadPoolExecutor(1, "liveset-update") as writer:
-            for done, (number, slots) in enumerate(plan.edits.items()):
-                source, name = head.chunks[number].filename, ids[number]
-                if (made := self._made.get(name)) is None or made.source != source:
-                    removed = plan.deletes.get(number, frozenset())
-                    made = self._made[name] = _Made(source, self._write(current, number, slots, removed, writer))
-                records[name], expects[name] = made.record, source
-                self._on_progress(done + 1, len(plan.edits))
+        records, expects = self._splicer.splice(current, plan.edits, plan.deletes, self._on_progress)
         added = self._new_chunks(current, plan.inserts)
         files = self._adopted(current, records, expects)
         if plan.inserts or plan.deletes:
@@ -126,9 +225,9 @@ class Rewrite:
 
     def settle(self, index: Index | None) -> None:
         """Remove the files that the committed version (None: no version) does not name; only for outcomes that are known."""
-        written = self._written + self._keys.written + (self._adoption.written if self._adoption is not None else [])
-        remove_unnamed(self._store, written, index)
-        self._made.clear()
+        adopted = self._adoption.written if self._adoption is not None else []
+        remove_unnamed(self._store, self._splicer.written + self._written + self._keys.written + adopted, index)
+        self._splicer.forget()
         self._added = None
 
     # --- what is to be done, and whether it may be --------------------------------------------------------------------
@@ -178,22 +277,24 @@ class Rewrite:
             )
 
     def _check_contents(self, current: Snapshot, edits: Mapping[int, Mapping[int, Key]]) -> None:
-        """Compare what is stored for our keys with what was stored when the update began, in chunks that have a new file."""
+        """Compare what is stored for our keys with what was stored when the update began, where the file or the slot is another."""
         changed: list[Key] = []
         for number, slots in edits.items():
             record = current.index.chunks[number]
-            made = self._made.get(record.id or record.filename)
-            if made is not None and made.source == record.filename:
+            if self._splicer.has(record, slots):
                 continue  # compared when it was made
             stood: dict[int, list[tuple[int, int]]] = {}
             for slot, key in slots.items():
                 if (before := self._places[key]) is not None:
                     stood.setdefault(before[0], []).append((slot, before[1]))
             for old, pairs in stood.items():
-                if self._base.index.chunks[old].filename != record.filename:
-                    files = self._open(self._base, old), self._open(current, number)
-                    differing = changed_slots(*files, [slot for slot, _ in pairs], [slot for _, slot in pairs])
-                    changed += [slots[slot] for slot in differing]
+                if self._base.index.chunks[old].filename == record.filename and all(slot == before for slot, before in pairs):
+                    continue
+                files = self._open(self._base, old), self._open(current, number)
+                erased = self._base.index.chunks[old].erased  # what stands for them now is somebody else's
+                changed += [slots[slot] for slot, stood_at in pairs if stood_at in erased]
+                here, there = ([pair[i] for pair in pairs if pair[1] not in erased] for i in (0, 1))
+                changed += [slots[slot] for slot in changed_slots(*files, here, there)]
         if changed:
             raise self._conflict(changed, "changed by another commit")
 
@@ -212,53 +313,8 @@ class Rewrite:
     # --- files -------------------------------------------------------------------------------------------------------
 
     def _open(self, snapshot: Snapshot, number: int) -> StoredChunk:
-        index = snapshot.index
-        return open_stored(snapshot.chunk_file(number)[1], index.chunks[number], codec.Compression.from_config(index.config or {}))
-
-    def _write(
-        self, snapshot: Snapshot, number: int, slots: Mapping[int, Key], removed: frozenset[int], writer: ThreadPoolExecutor
-    ) -> ChunkRecord | None:
-        """Write a chunk with our edits and return its record, None if nothing is left of it; checksums are made while the disk is busy."""
-        record = snapshot.index.chunks[number]
-        if len(removed) == record.samples:
-            return None
-        compression = codec.Compression.from_config(snapshot.index.config or {})
-        name, buffer = snapshot.chunk_file(number)
-        stored = open_stored(buffer, record, compression)
-        try:
-            contents = {slot: self._content(stored, slot, key) for slot, key in slots.items() if slot not in removed}
-            spliced = stored.splice(contents, removed)
-        except SampleError as error:
-            named = ", ".join(map(repr, list(slots.values())[:10]))
-            error.add_note(f"It is one of the samples for the keys {named}. Nothing was changed.")
-            raise
-        new = fresh_name(record.filename, number, new_token(), compression)
-        self._written.append(new)
-        writing = writer.submit(self._store.write, new, spliced.buffers)
-        if record.check is not None and name == record.filename and not codec.verify(buffer, record.check):
-            # What is copied gets a new checksum, which must not vouch for damaged bytes.
-            raise Corrupt(f"{name} is damaged: its checksum differs from the index. Nothing was changed.", file=name)
-        check = codec.checksum(spliced.buffers)
-        writing.result()
-        self.size += sum(memoryview(part).nbytes for part in spliced.buffers)
-        return record.replace(
-            filename=new,
-            samples=spliced.samples,
-            size=spliced.size,
-            id=record.id or record.filename,
-            check=check,
-            head_check=spliced.head_check,
-        )
-
-    def _content(self, stored: StoredChunk, slot: int, key: Key) -> Any:
-        data, kind = self._staged.get(key)
-        if kind is Kind.ROW:
-            if not stored.holds_rows:
-                raise SampleError(f"the sample for the key {key!r} fits only Arrow chunks, and its chunk is none any more.")
-            return msgspec.msgpack.decode(data)
-        if kind is Kind.PATCH:
-            return apply_patch(stored.content(slot), data, self._leaves)
-        return self._decoder.decode(data, 0, len(data)) if stored.holds_rows else data
+        record, _, buffer = snapshot.chunk(number)
+        return open_stored(buffer, record, codec.Compression.from_config(snapshot.index.config or {}))
 
     def _new_chunks(self, current: Snapshot, inserts: Sequence[Key]) -> list[tuple[ChunkRecord, KeyColumn]]:
         """Write the samples that the dataset does not have yet, once: where they stand depends on no other commit."""
@@ -273,7 +329,7 @@ class Rewrite:
                 items = [self._staged.get(key).data for key in keys]
                 self._written.append(name + (f".{compression.name}" if compression and compression.level == "chunk" else "") + ".bin")
                 record = write_chunk(self._store, name, f"{self._token}.{number}", items, compression)
-                self.size += record.size
+                self._size += record.size
                 self._added.append((record, KeyColumn.of(keys)))
         return self._added
 

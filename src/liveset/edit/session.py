@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+from liveset.edit.adopt import adopt_store
 from liveset.edit.commit import Policy, check_texts, commit
 from liveset.edit.meter import Meter
 from liveset.edit.pending import OnMissing, PendingEdits
@@ -296,6 +297,10 @@ class DatasetUpdate:
         inserted, missing = self._edits.absent(places)
         if missing:
             raise self._edits.unknown(missing)
+        if self._base.index.edit is None and (inserted or self._edits.deleted()):
+            # A commit that moves samples withdraws the published keys: a crash in it must not leave the dataset without any, and the
+            # keys of version 0 are those of a version that only adopts it.
+            adopt_store(self._store, author=self._author, policy=self._policy)
         meter = Meter() if self._on_progress is None else None
         if self._work is None or not self._unknown:  # after an unknown outcome the same files are sent again
             self._work = Rewrite(self._base, places, self._edits.staged, self._edits.decoder, meter or self._on_progress or _silent)

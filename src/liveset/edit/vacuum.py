@@ -20,7 +20,7 @@ from liveset.edit.commit import Policy, check_texts, commit
 from liveset.edit.retention import Kind, Plan, Survey, age_of, kind_of, survey
 from liveset.errors import Conflict, NotFound, StorageError, UnsupportedFormat, VersionExpired
 from liveset.format.index import Index
-from liveset.format.stamp import WRITE_FEATURES, tokens_of
+from liveset.format.stamp import WRITE_FEATURES, Redirects, tokens_of
 from liveset.lease import LEASES, leased_versions
 from liveset.snapshot import entries, open_snapshot
 from liveset.storage import Entry, Store, open_store, version_name
@@ -141,21 +141,22 @@ def vacuum_store(
             return _report(store, found, None, {}, dry_run=dry_run)
         try:
             plan = found.plan(_first_kept(store, found, keep))
-            doomed = plan.without(_needed(store, plan.candidates, plan.stay))
-            strangers = _strangers(store, doomed, plan.expired)
+            doomed = plan.without(needed(store, plan.candidates, plan.stay, found.redirects))
+            strangers = strangers_among(store, doomed, plan.expired, found.redirects)
+            redirects = _redirects_left(store, found, listing)
             witnesses = _witnesses(store, found.plain_and_young, plan.expired)
         except NotFound:
             continue  # another vacuum was quicker, and has removed a version that was listed
         doomed = {name: entry for name, entry in doomed.items() if name not in strangers}
         found = replace(found, unknown=tuple(sorted({*found.unknown, *strangers})))
-        if not _worth_a_commit(found, plan, doomed, witnesses):
+        if not _worth_a_commit(found, plan, doomed, witnesses) and redirects == found.redirects:
             return _report(store, found, None, {}, dry_run=dry_run)
         if dry_run:
             return _report(store, found, plan, doomed, dry_run=True, witnesses=witnesses)
         try:
             told = message or f"{len(doomed)} files and {len(plan.expired)} versions"
             # The plan holds for this head alone: whoever commits before the fence is up makes it worthless.
-            fenced = commit(store, Expire(plan.fence), head, message=told, author=author, policy=_once(policy))
+            fenced = commit(store, Expire(plan.fence, redirects), head, message=told, author=author, policy=_once(policy))
         except Conflict:
             continue
         except StorageError as error:
@@ -205,25 +206,38 @@ def _first_kept(store: Store, found: Survey, keep: Keep) -> int:
     return 0
 
 
-def _needed(store: Store, files: Iterable[str], versions: Iterable[int]) -> set[str]:
+def needed(store: Store, files: Iterable[str], versions: Iterable[int], redirects: Redirects) -> set[str]:
     """Those of the files that one of the versions needs; reads as many of their indexes as there is doubt."""
     doubtful = {name for name in files if kind_of(name) in (Kind.CHUNK, Kind.KEYS)}
-    needed: set[str] = set()
+    found: set[str] = set()
     for version in sorted(versions, reverse=True):
         if not doubtful:
             break
         data = store.read(version_name(version))
-        if len(doubtful) <= FEW and not any(b'"%s.' % name.partition(".")[0].encode() in data for name in doubtful):
+        if len(doubtful) <= FEW and not redirects and not any(b'"%s.' % name.partition(".")[0].encode() in data for name in doubtful):
             continue  # looking for the names is much quicker than parsing; what goes before the suffix stands in the text as it is
-        named = files_of(Index.parse(data, version_name(version)))
-        needed |= doubtful & named
+        named = files_of(Index.parse(data, version_name(version)).redirected(redirects))
+        found |= doubtful & named
         doubtful -= named
-    return needed
+    return found
 
 
-def _strangers(store: Store, files: Iterable[str], expired: Iterable[int]) -> set[str]:
-    """Those of the files that nothing says are ours: without a token in their names, and named by no version that goes."""
-    doubtful = {name for name in files if kind_of(name) is Kind.CHUNK and not tokens_of(name)}
+def _redirects_left(store: Store, found: Survey, listing: Iterable[Entry]) -> Redirects:
+    """The redirects that may still be asked for: their old file is still there, or a version that is still there names it."""
+    doubtful = set(found.redirects.old)
+    left = doubtful & {entry.name for entry in listing}
+    doubtful -= left
+    # Also those that expire now: a reader may hold one that this vacuum does not know of yet.
+    for version in found.versions if doubtful else ():
+        named = files_of(Index.parse(store.read(version_name(version)), version_name(version)))
+        left |= doubtful & named
+        doubtful -= named
+    return found.redirects.only(left)
+
+
+def strangers_among(store: Store, files: Iterable[str], expired: Iterable[int], redirects: Redirects) -> set[str]:
+    """Those of the files that nothing says are ours: without a token in their names, and named by no redirect and no version that goes."""
+    doubtful = {name for name in files if kind_of(name) is Kind.CHUNK and not tokens_of(name)} - redirects.old
     for version in expired:
         if not doubtful:
             break
@@ -268,7 +282,7 @@ def _delete(store: Store, found: Survey, plan: Plan, doomed: dict[str, Entry], w
     for version in spared:
         # A version of which an earlier vacuum has removed even the index cannot be saved; its reader has met that one's fence.
         with suppress(NotFound):
-            doomed = {name: doomed[name] for name in doomed.keys() - _needed(store, doomed, [version])}
+            doomed = {name: doomed[name] for name in doomed.keys() - needed(store, doomed, [version], found.redirects)}
     store.delete(sorted(doomed))
     # Last, so that a vacuum that breaks off leaves no version that looks younger than it is.
     store.delete(version_name(version) for version in sorted(plan.expired - spared - witnesses))

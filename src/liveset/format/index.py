@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
 import xxhash
 
 from liveset.errors import Corrupt, UnsupportedFormat
-from liveset.format.stamp import EditStamp
+from liveset.format.lazy import lazy
+from liveset.format.stamp import EditStamp, Redirects
 
 __all__ = ["ChunkRecord", "Index"]
 
@@ -73,6 +73,8 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
     """``xxh3:<16 hex>`` of the header and the offset table."""
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
     """Members that we do not know; they survive."""
+    erased: tuple[int, ...] = ()
+    """Slots whose samples a purge has erased; a redirect in the head says so, and the entry does not."""
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any], file: str = "index.json") -> ChunkRecord:
@@ -161,6 +163,16 @@ class Index:
         """The bytes of the file."""
         return self.source
 
+    def redirected(self, redirects: Redirects) -> Index:
+        """The index with the files that a purge put in the place of those it names; its bytes stay those that were committed."""
+        chunks = self.chunks
+        if redirects.chunks:
+            chunks = tuple([redirect(record, redirects) if record.filename in redirects.chunks else record for record in chunks])
+        edit = self.edit
+        if edit is not None and edit.key_files is not None and redirects.tables:
+            edit = replace(edit, key_files=redirects.key_files(edit.key_files))
+        return replace(self, chunks=chunks, edit=edit)
+
     @property
     def version(self) -> int:
         """Number of the version; 0 when another program wrote the index."""
@@ -171,12 +183,12 @@ class Index:
         """Id of the commit that wrote this index, unique for ever; None when another program wrote it."""
         return self.edit.id if self.edit else None
 
-    @cached_property
+    @lazy
     def samples(self) -> int:
         """Number of samples in all chunks."""
         return sum([record.samples for record in self.chunks])
 
-    @cached_property
+    @lazy
     def size(self) -> int:
         """Bytes in all chunks."""
         return sum([record.size for record in self.chunks])
@@ -210,6 +222,19 @@ class Index:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Index.parse, (self.source, self.file)
+
+
+def redirect(record: ChunkRecord, redirects: Redirects) -> ChunkRecord:
+    """The record of a chunk with the file that a purge put in the place of its own; chunk, slots and positions stay the same."""
+    new = redirects.chunks[record.filename]
+    return record.replace(
+        filename=new.file,
+        size=new.size,
+        check=new.check,
+        head_check=new.head_check,
+        id=record.id or record.filename,
+        erased=new.erased,
+    )
 
 
 def _records(raw: bytes, file: str) -> list[ChunkRecord]:

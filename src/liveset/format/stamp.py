@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from liveset.errors import Corrupt, UnsupportedFormat
 
-__all__ = ["FORMAT", "READ_FEATURES", "WRITE_FEATURES", "EditStamp", "Fence", "HistoryEntry", "KeyFiles", "tokens_of"]
+__all__ = [
+    "FORMAT",
+    "READ_FEATURES",
+    "WRITE_FEATURES",
+    "EditStamp",
+    "Fence",
+    "HistoryEntry",
+    "KeyFiles",
+    "Redirect",
+    "Redirects",
+    "tokens_of",
+]
 
 FORMAT = 1
 READ_FEATURES: frozenset[str] = frozenset()
 """What ``edit.requires.read`` may name: without it a reader would return wrong samples."""
-WRITE_FEATURES: frozenset[str] = frozenset(("fence",))
+WRITE_FEATURES: frozenset[str] = frozenset(("fence", "redirects"))
 """What ``edit.requires.write`` may name: without it a writer would break a promise."""
 
-_KNOWN = frozenset("format requires version id session parent op committed_at digest message author history key_files tags fence".split())
+_KNOWN = frozenset(
+    "format requires version id session parent op committed_at digest message author history key_files tags fence redirects".split()
+)
+_INFLATED = re.compile(r"\.[^./]+(?=\.bin$)")
 _TOKEN = re.compile(r"(?<=-)[0-9a-f]{16}(?=[-.])")
 _FENCE_KNOWN = frozenset(("version", "expired_before", "kept", "cutoff", "spared"))
 
@@ -81,6 +95,51 @@ class Fence:
         }
 
 
+class Redirect(NamedTuple):
+    """The chunk file that a purge put in the place of another one: without the bytes of some samples, whose slots stay."""
+
+    file: str
+    size: int
+    check: str | None
+    head_check: str | None
+    erased: tuple[int, ...]
+    """All slots that have no bytes, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Redirects:
+    """What purges put in the place of files that earlier versions name; the files themselves are gone, or about to go."""
+
+    chunks: Mapping[str, Redirect] = field(default_factory=dict)
+    """By name of the chunk file."""
+    tables: Mapping[str, str] = field(default_factory=dict)
+    """Key tables by the name of the one before."""
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks or self.tables)
+
+    @property
+    def old(self) -> frozenset[str]:
+        """Names of the files that have been replaced, and of what the old tool leaves when it inflates one of them."""
+        return frozenset((*self.chunks, *(_INFLATED.sub("", name) for name in self.chunks), *self.tables))
+
+    def key_files(self, files: KeyFiles) -> KeyFiles:
+        """The key tables of a version with those that replaced them."""
+        base, deltas = (tuple([self.tables.get(name, name) for name in names]) for names in (files.base, files.deltas))
+        return KeyFiles(files.kind, files.count, base, deltas)
+
+    def only(self, names: Collection[str]) -> Redirects:
+        """What is said of some of the files."""
+        return Redirects(
+            {name: new for name, new in self.chunks.items() if name in names},
+            {name: new for name, new in self.tables.items() if name in names},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The member ``redirects`` of a stamp."""
+        return {"chunks": {name: new._asdict() for name, new in self.chunks.items()}, "tables": dict(self.tables)}
+
+
 class HistoryEntry(NamedTuple):
     """One commit, as its successors remember it."""
 
@@ -123,7 +182,9 @@ class EditStamp:
     tags: Mapping[str, int] = field(default_factory=dict)
     """Names of versions; they belong to the dataset, not to the version, so those of the newest count."""
     fence: Fence | None = None
-    """Of the newest vacuum; None where there was none."""
+    """Of the newest vacuum or purge; None where there was none."""
+    redirects: Redirects = field(default_factory=Redirects)
+    """What purges did to the files of earlier versions; of the dataset, like tags and fence."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Members that we do not know; they survive."""
 
@@ -183,6 +244,7 @@ class EditStamp:
             key_files=_key_files(data.get("key_files"), file),
             tags=_tags(data.get("tags", {}), file),
             fence=_fence(data.get("fence"), file),
+            redirects=_redirects(data.get("redirects"), file),
             extra={name: value for name, value in data.items() if name not in _KNOWN},
         )
 
@@ -193,6 +255,7 @@ class EditStamp:
             **({"key_files": self.key_files.to_json()} if self.key_files is not None else {}),
             **({"tags": dict(self.tags)} if self.tags else {}),
             **({"fence": self.fence.to_json()} if self.fence is not None else {}),
+            **({"redirects": self.redirects.to_json()} if self.redirects else {}),
             **({"author": self.author} if self.author else {}),
             "format": FORMAT,
             "requires": {"read": list(self.requires_read), "write": list(self.requires_write)},
@@ -242,8 +305,7 @@ def _key_files(item: Any, file: str) -> KeyFiles | None:
     base, deltas = (_strings(item.get(name, [])) if isinstance(item, dict) else None for name in ("base", "deltas"))
     if base is None or deltas is None or item.get("kind") not in ("text", "int") or type(item.get("count")) is not int:
         raise _bad(file, "key_files", "an object with kind, count, base and deltas")
-    names = (*base, *deltas)
-    if any("\\" in name or "\0" in name or any(part in ("", ".", "..") for part in name.split("/")) for name in names):
+    if not _plain_names((*base, *deltas)):
         raise _bad(file, "key_files", "a list of plain relative paths")
     return KeyFiles(item["kind"], item["count"], tuple(base), tuple(deltas))
 
@@ -266,6 +328,37 @@ def _fence(item: Any, file: str) -> Fence | None:
         raise _bad(file, "fence", wanted)
     extra = {name: value for name, value in item.items() if name not in _FENCE_KNOWN}
     return Fence(item["version"], item["expired_before"], cutoff, tuple(kept), tuple(spared), extra)
+
+
+def _redirects(item: Any, file: str) -> Redirects:
+    if item is None:
+        return Redirects()
+    chunks, tables = (item.get(name, {}) if isinstance(item, dict) else None for name in ("chunks", "tables"))
+    if not isinstance(chunks, dict) or not isinstance(tables, dict) or not all(isinstance(new, str) for new in tables.values()):
+        raise _bad(file, "redirects", "an object with chunks and tables")
+    found = {name: _redirect(new, file) for name, new in chunks.items()}
+    if not _plain_names((*found, *(new.file for new in found.values()), *tables, *tables.values())):
+        raise _bad(file, "redirects", "made of plain relative paths")
+    return Redirects(found, tables)
+
+
+def _redirect(item: Any, file: str) -> Redirect:
+    name, size, check, head_check, erased = (item.get(member) if isinstance(item, dict) else None for member in Redirect._fields)
+    if (
+        not isinstance(name, str)
+        or not isinstance(size, int)
+        or not isinstance(erased, list)
+        or not all(type(number) is int and number >= 0 for number in (size, *erased))
+        or not isinstance(check, str | None)
+        or not isinstance(head_check, str | None)
+    ):
+        raise _bad(file, "redirects.chunks", "an object of files with size and erased slots")
+    return Redirect(name, size, check, head_check, tuple(erased))
+
+
+def _plain_names(names: Iterable[str]) -> bool:
+    """Whether names stay inside the dataset: an index is input from elsewhere."""
+    return not any("\\" in name or "\0" in name or any(part in ("", ".", "..") for part in name.split("/")) for name in names)
 
 
 def _strings(value: Any) -> list[str] | None:

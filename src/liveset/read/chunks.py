@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
-from liveset.errors import Corrupt, StorageError
+from liveset.errors import Corrupt, Erased, StorageError
 from liveset.format import codec
 from liveset.format.chunk import Buffer, Chunk, open_chunk
 from liveset.format.index import ChunkRecord
@@ -52,9 +55,8 @@ class OpenChunks:
     def _load(self, number: int) -> Chunk:
         if self._closed:
             raise ValueError(f"the dataset object for {self._snapshot.store.url} is closed.")
-        record = self._snapshot.index.chunks[number]
         try:
-            buffer = self._file(number, record)
+            record, buffer = self._file(number)
         except StorageError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open:
                 raise
@@ -62,8 +64,10 @@ class OpenChunks:
             with self._lock:
                 self._open.clear()
                 self._held.clear()
-            buffer = self._file(number, record)
+            record, buffer = self._file(number)
         chunk = open_chunk(buffer, record, self._decoder, self._compression)
+        if record.erased:
+            chunk = _Purged(chunk, frozenset(record.erased), partial(self._snapshot.erased, number))
         held = record.size if self._verify or (self._compression is not None and self._compression.level == "chunk") else 0
         with self._lock:
             self._open[number] = chunk
@@ -76,10 +80,31 @@ class OpenChunks:
                 del self._open[oldest], self._held[oldest]
         return chunk
 
-    def _file(self, number: int, record: ChunkRecord) -> Buffer:
+    def _file(self, number: int) -> tuple[ChunkRecord, Buffer]:
+        record, _, buffer = self._snapshot.chunk(number)
         if not self._verify:
-            return self._snapshot.chunk_file(number)[1]
-        data = bytes(self._snapshot.chunk_file(number)[1][:])
+            return record, buffer
+        data = bytes(buffer[:])
         if record.check and codec.checksum(data) != record.check:
             raise Corrupt(f"{record.filename} is damaged: its checksum differs from the index.", file=record.filename)
-        return data
+        return record, data
+
+
+class _Purged:
+    """A chunk with slots that a purge has erased."""
+
+    def __init__(self, chunk: Chunk, erased: frozenset[int], error: Callable[[int], Erased]) -> None:
+        self._chunk, self._erased, self._error = chunk, erased, error
+
+    def read(self, slot: int) -> Any:
+        if slot in self._erased:
+            raise self._error(slot)
+        return self._chunk.read(slot)
+
+    def iterate(self, start: int, stop: int) -> Iterator[Any]:
+        first = min((slot for slot in self._erased if start <= slot < stop), default=None)
+        if first is None:
+            yield from self._chunk.iterate(start, stop)
+        else:
+            yield from self._chunk.iterate(start, first)
+            raise self._error(first)

@@ -144,13 +144,13 @@ class StreamingDataset(Opened):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         del state["_chunks"], state["_lease"], state["_schema"], state["_starts"], state["_sizes"], state["_keys"]
-        state["_snapshot"] = (self._snapshot.store.url, self._snapshot.index.source, self._snapshot.index.file)
+        state["_snapshot"] = (self._snapshot.store.url, self._snapshot.index.source, self._snapshot.index.file, self._snapshot.redirects)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        url, source, file = state["_snapshot"]
-        self._open(Snapshot(open_store(url), Index.parse(source, file)))
+        url, source, file, redirects = state["_snapshot"]
+        self._open(Snapshot(open_store(url), Index.parse(source, file), redirects))
         self._arrange(self._regions)
 
     @property  # type: ignore[misc]

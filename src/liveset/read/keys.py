@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from liveset.errors import KeyNotFound, MissingDependency, PositionOutOfRange, name_some
 from liveset.format.keytable import Key, normalize_key
+from liveset.format.lazy import lazy
 from liveset.keystore import KeyStore, TableKeys, missing_key
 from liveset.parquetkeys import ParquetKeys, ordered_keys
 from liveset.read.plan import Region
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 class KeyView:
     """The keys of a dataset: membership, length, the key of a position, iteration in the order of the samples.
 
-    A part of a dataset (``subset``, ``subsample``, a split) answers only for its own samples.
+    A part of a dataset (``subset``, ``subsample``, a split) answers only for its own samples. In an earlier version from which a purge
+    erased samples, iteration and tables show random keys in their places (``erased-`` and 16 hex digits, or a negative integer), so that
+    length and order stay; ``at`` raises ``Erased`` there.
 
     Example:
         >>> "play-3" in ds.keys, len(ds.keys), ds.keys.at(0)
@@ -46,18 +48,23 @@ class KeyView:
         return self.find(normalize_key(key)) is not None
 
     def __iter__(self) -> Iterator[Key]:
+        """Yield the key of every sample, in order; where a purge erased the sample, a random one that stands for it."""
         for chunk, start, stop in self._regions:
             yield from self._store.keys_of(chunk)[start:stop]
 
     def at(self, position: int) -> Key:
-        """Return the key of the sample at a position; ``PositionOutOfRange`` when there is none."""
+        """Return the key of the sample at a position; ``PositionOutOfRange`` when there is none, ``Erased`` when a purge erased it."""
         length = self._starts[-1]
         place = position + length if position < 0 else position
         if not 0 <= place < length:
             raise PositionOutOfRange(f"no sample at position {position} of {self._path}, which has {length}.")
         number = bisect_right(self._starts, place) - 1
         chunk, start, _ = self._regions[number]
-        return self._store.key_at(chunk, place - self._starts[number] + start)
+        slot = place - self._starts[number] + start
+        key = self._store.key_at(chunk, slot)
+        if slot in self._snapshot.index.chunks[chunk].erased:  # asked afterwards: opening the tables may have told of a purge
+            raise self._snapshot.erased(chunk, slot)
+        return key
 
     def to_polars(self) -> polars.DataFrame:
         """Return the keys as a Polars table, sorted by position, with the columns of ``to_arrow``.
@@ -140,11 +147,11 @@ class KeyView:
             raise KeyNotFound(f"{name_some(missing)} nowhere in {self._path}.", keys=tuple(missing))
         return [place for place in found if place is not None]
 
-    @cached_property
+    @lazy
     def _starts(self) -> list[int]:
         return list(accumulate((stop - start for _, start, stop in self._regions), initial=0))
 
-    @cached_property
+    @lazy
     def _by_chunk(self) -> dict[int, list[tuple[int, int]]]:
         parts: dict[int, list[tuple[int, int]]] = {}
         for chunk, start, stop in self._regions:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from liveset.errors import (
     Conflict,
@@ -26,7 +26,7 @@ from liveset.errors import (
 )
 from liveset.format.keytable import Key
 
-__all__ = ["DatasetModel", "ModelVersion"]
+__all__ = ["DatasetModel", "Edit", "ModelVersion", "UpdateModel"]
 
 _HOUR = timedelta(hours=1)
 _ASIDE = ("tag", "fence")
@@ -47,7 +47,7 @@ class ModelVersion:
         keys: one for each sample, or None.
         key_field: the field that holds the keys, if the dataset remembers it.
         attributes: of the dataset.
-        content: the version that wrote these samples and keys; restored ones have that of the original.
+        content: the version that wrote these samples and keys; restored ones have that of the original. -1: files of its own.
     """
 
     number: int
@@ -67,6 +67,106 @@ class ModelVersion:
     def place(self, key: Key) -> int | None:
         """Return the position of a key."""
         return self.keys.index(key) if self.keys is not None and key in self.keys else None
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What a session does with the sample of a key.
+
+    Attributes:
+        what: ``replace`` wants the key to be there, ``upsert`` does not mind.
+        value: the new sample, or the new fields of a patch.
+    """
+
+    what: Literal["replace", "upsert", "patch", "delete"]
+    value: Any = None
+
+    def applied(self, sample: Any) -> Any:
+        """Return what becomes of a sample."""
+        return {**sample, **self.value} if self.what == "patch" else self.value
+
+
+class UpdateModel:
+    """A session: the edits that are staged on one version, in the order in which each key was staged first."""
+
+    def __init__(self, base: ModelVersion) -> None:
+        self.base = base
+        self.staged: dict[Key, Edit] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        edit = self.staged.get(key)
+        if edit is not None and edit.what in ("upsert", "delete"):
+            return edit.what == "upsert"
+        return key in self.base.by_key
+
+    @property
+    def missing(self) -> set[Key]:
+        """The keys that the version should have and does not."""
+        return {key for key, edit in self.staged.items() if edit.what != "upsert"} - self.base.by_key.keys()
+
+    @property
+    def inserted(self) -> int:
+        """How many samples would be added."""
+        return len(self.staged.keys() - self.base.by_key.keys() - self.missing)
+
+    @property
+    def deleted(self) -> int:
+        """How many samples would be removed."""
+        return sum(edit.what == "delete" for edit in self.staged.values())
+
+    def __getitem__(self, key: Key) -> Any:
+        """Return the sample that a key would have."""
+        edit = self.staged.get(key)
+        if edit is not None and edit.what in ("replace", "upsert"):
+            return edit.value
+        self._check_there(key)
+        sample = self.base.by_key[key]
+        return sample if edit is None else edit.applied(sample)
+
+    def replace(self, key: Key, sample: Any) -> None:
+        """Put another sample in its place."""
+        edit = self.staged.get(key)
+        self.staged[key] = Edit("upsert" if edit is not None and edit.what == "upsert" else "replace", sample)
+
+    def insert(self, key: Key, sample: Any) -> None:
+        """Add a sample."""
+        if key in self:
+            raise DuplicateKeys("taken", keys=(key,))
+        self.upsert(key, sample)
+
+    def upsert(self, key: Key, sample: Any) -> None:
+        """Put a sample in its place, or add it."""
+        self.staged[key] = Edit("upsert", sample)
+
+    def __delitem__(self, key: Key) -> None:
+        """Remove a sample."""
+        self._check_there(key)
+        if key in self.base.by_key:
+            self.staged[key] = Edit("delete")
+        else:
+            del self.staged[key]
+
+    def patch(self, key: Key, fields: Mapping[str, Any]) -> None:
+        """Change some fields of a sample."""
+        self._check_there(key)
+        edit = self.staged.get(key)
+        self.staged[key] = Edit("patch", fields) if edit is None else replace(edit, value={**edit.value, **fields})
+
+    def apply(self, rows: Mapping[Key, Mapping[str, Any]], on_missing: str) -> int:
+        """Change the fields of many samples; rows for keys that are not there are refused, left out or added."""
+        missing = [key for key in rows if key not in self]
+        if missing and on_missing == "error":
+            raise KeyNotFound("unknown", keys=tuple(missing))
+        for key, row in rows.items():
+            if key in self:
+                self.patch(key, row)
+            elif on_missing == "insert":
+                self.upsert(key, dict(row))
+        return len(rows) if on_missing == "insert" else len(rows) - len(missing)
+
+    def _check_there(self, key: Key) -> None:
+        if key not in self:
+            raise KeyNotFound("unknown")
 
 
 class DatasetModel:
@@ -157,25 +257,36 @@ class DatasetModel:
         changed = replace(head, op="append", samples=head.samples + tuple(samples), keys=(head.keys or ()) + tuple(keys))
         return self._add(changed if head.samples else replace(changed, key_field=key_field))
 
-    def replace(self, edits: Mapping[Key, Any], base: ModelVersion | None = None) -> ModelVersion | None:
-        """Give keys other samples; ``base`` is the version that was looked at when the edits were made."""
-        if not edits:
+    def edit(self, update: UpdateModel) -> ModelVersion | None:
+        """Commit a session. The first who commits a key wins; samples that go leave no gap, and new ones stand behind all others."""
+        base, staged = update.base, update.staged
+        if not staged:
             return None
-        base, head = base or self.newest, self.newest
         if base.keys is None:
             raise NotFound("no keys")
-        if missing := [key for key in edits if key not in base.keys]:
-            raise KeyNotFound("unknown", keys=tuple(missing))
-        self._check_base("replace", base)
-        since = [version.op for version in self.since(base)]
-        moved = [key for key in edits if head.place(key) != base.place(key)] if "keys" in since else []
-        # The first who commits a key wins, but only a change can be lost.
-        changed = [key for key in edits if head.by_key.get(key) != base.by_key[key]]
-        if moved or changed:
-            raise KeyConflict("changed", keys=tuple(moved or changed))
-        assert head.keys is not None
-        samples = tuple(edits.get(key, sample) for key, sample in zip(head.keys, head.samples, strict=True))
-        return self._add(replace(head, op="replace", samples=samples))
+        if update.missing:
+            raise KeyNotFound("unknown", keys=tuple(update.missing))
+        self._check_base("edit", base)
+        if update.deleted or update.inserted:
+            self.adopt()
+        head = self.newest
+        before, now = base.by_key, head.by_key
+        appeared = [key for key in staged if key not in before and key in now]
+        # Two who remove the same sample want the same.
+        gone = [key for key, edit in staged.items() if key in before and key not in now and edit.what != "delete"]
+        changed = [key for key in staged if key in before and key in now and before[key] != now[key]]
+        if taken := appeared or gone or changed:
+            raise KeyConflict("somebody else was first", keys=tuple(taken))
+        removed = {key for key in now if key in staged and staged[key].what == "delete"}
+        added = {key: edit.value for key, edit in staged.items() if key not in before}
+        replaced = len(staged.keys() & now.keys()) - len(removed)
+        ops = [op for op, count in (("replace", replaced), ("insert", len(added)), ("delete", len(removed))) if count]
+        if not ops:
+            return None
+        kept = {key: staged[key].applied(sample) if key in staged else sample for key, sample in now.items() if key not in removed}
+        after = {**kept, **added}
+        op = ops[0] if len(ops) == 1 else "edit"
+        return self._add(replace(head, op=op, samples=tuple(after.values()), keys=tuple(after)))
 
     def set_keys(self, keys: Sequence[Key], key_field: str | None, *, overwrite: bool) -> ModelVersion:
         """Give the samples keys, or other ones."""
@@ -218,11 +329,17 @@ class DatasetModel:
     def restore(self, wanted: int | str | None) -> ModelVersion | None:
         """Make the content of an earlier version the newest one."""
         old = self.open(wanted)
-        if (old.content, old.attributes) == (self.newest.content, self.newest.attributes):
-            return None
-        if old.number == 0 and old.keys is not None:
-            raise ValueError("keys of another program are not kept with the version")
-        return self._add(replace(old, op="restore"))
+        if old.number or not self.newest.number:
+            return None if self._holds(old) else self._add(replace(old, op="restore"))
+        first = self.versions[1].op if 1 in self.readable else "gone"
+        if first == "adopt":
+            return None if self._holds(self.versions[1]) else self._add(replace(self.versions[1], op="restore"))
+        if old.keys is not None and first != "replace":
+            raise ValueError("keys of another program are kept only with the version that took all samples over in their places")
+        return self._add(replace(old, op="restore", content=-1))
+
+    def _holds(self, old: ModelVersion) -> bool:
+        return (old.content, old.attributes) == (self.newest.content, self.newest.attributes)
 
     # --- vacuum ------------------------------------------------------------------------------------------------------
 
@@ -280,7 +397,7 @@ class DatasetModel:
 
     def _add(self, version: ModelVersion) -> ModelVersion:
         number = max(self.versions, default=0) + 1
-        content = version.content if version.op in _SAME_CONTENT else number
+        content = version.content if version.op in _SAME_CONTENT and version.content >= 0 else number
         made = replace(version, number=number, hour=self.hour, content=content)
         self.versions[number] = made
         self.readable.add(number)

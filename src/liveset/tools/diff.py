@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,6 +14,7 @@ from liveset.errors import Corrupt, KeyNotFound
 from liveset.format import codec
 from liveset.format.index import ChunkRecord
 from liveset.format.keytable import Key
+from liveset.format.lazy import lazy
 from liveset.format.schema import Schema
 from liveset.keystore import KeyStore, TableKeys, open_keys
 from liveset.snapshot import Snapshot, Version, open_snapshot
@@ -117,12 +117,12 @@ class Diff:
 
     # --- counts ------------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @lazy
     def added(self) -> int:
         """Number of samples that only the version after has."""
         return sum(len(loose.slots) for loose in self._plan.added)
 
-    @cached_property
+    @lazy
     def removed(self) -> int:
         """Number of samples that only the version before has."""
         return sum(len(loose.slots) for loose in self._plan.removed)
@@ -171,11 +171,11 @@ class Diff:
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @lazy
     def _names(self) -> FieldNames | None:
         return FieldNames(self._old.schema, self._new.schema) if self._old.schema is not None and self._new.schema is not None else None
 
-    @cached_property
+    @lazy
     def _plan(self) -> _Plan:
         plan = self._by_chunk()
         if self._keyed and plan.removed and plan.added:
@@ -217,7 +217,7 @@ class Diff:
         plan.removed.sort(key=lambda loose: loose.chunk)
         return plan
 
-    @cached_property
+    @lazy
     def _changed(self) -> _Array:
         """Rows of chunk and slot after, chunk and slot before."""
         found = [np.zeros((0, 4), np.int64)]
@@ -260,7 +260,7 @@ class _Side:
         self._compression = codec.Compression.from_config(config) if config is not None else None
         self._open: OrderedDict[int, Items | Rows] = OrderedDict()
 
-    @cached_property
+    @lazy
     def _owners(self) -> Mapping[str, tuple[str, list[_Array]]]:
         """The table that holds the keys of each chunk, and the slots that newer ones say became free in it, oldest first."""
         owners: dict[str, tuple[str, list[_Array]]] = {}

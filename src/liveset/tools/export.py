@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 
 from liveset.edit.publish import published_shards
+from liveset.edit.splice import open_stored
 from liveset.errors import DatasetExists
+from liveset.format import codec
 from liveset.format.index import ChunkRecord
 from liveset.snapshot import Snapshot, Version, open_snapshot
 from liveset.storage import Buffer, Store, open_store
@@ -26,7 +28,7 @@ def export(
     """Copy one version of a dataset to a new folder in the plain layout of the old tool, without history or anything else of ours.
 
     Chunk files keep their bytes and get the names ``chunk-0-<n>.bin``, so that the old tool can append to the copy and edit it. Keys are
-    copied as ``keys/shard-*.parquet``.
+    copied as ``keys/shard-*.parquet``. Samples that a purge erased from the version are left out.
 
     Args:
         path: of the dataset.
@@ -55,17 +57,24 @@ def export(
 
 def _copy(snapshot: Snapshot, target: Store, written: list[str], progress: Callable[[int, int], None] | None) -> None:
     index = snapshot.index
-    entries = []
+    entries: list[dict[str, Any]] = []
 
     def write(name: str, data: Buffer) -> None:
         written.append(name)
         target.write(name, data)
 
-    for number, record in enumerate(index.chunks):
-        name = _plain_name(number, record)
-        found, buffer = snapshot.chunk_file(number)
+    compression = codec.Compression.from_config(index.config or {})
+    for number in range(len(index.chunks)):
+        record, found, buffer = snapshot.chunk(number)
+        name = _plain_name(len(entries), record)
+        if record.erased:
+            if len(record.erased) == record.samples:
+                continue
+            left = open_stored(buffer, record, compression).splice({}, frozenset(record.erased))
+            record = record.replace(samples=left.samples, size=left.size)
+            buffer = b"".join(map(bytes, left.buffers))
         # What the old tool has inflated where it lies stays so, under the name that it looks for first.
-        write(name if found == record.filename else f"chunk-0-{number}.bin", buffer)
+        write(name if found == snapshot.index.chunks[number].filename else f"chunk-0-{len(entries)}.bin", buffer)
         entries.append({"chunk_bytes": record.size, "chunk_size": record.samples, "dim": record.dim, "filename": name})
         if progress is not None:
             progress(number + 1, len(index.chunks))

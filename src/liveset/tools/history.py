@@ -15,10 +15,11 @@ from liveset.edit.changes import Restore, Retag, files_of
 from liveset.edit.commit import commit
 from liveset.edit.keyfiles import KEYS
 from liveset.edit.publish import publish_keys
+from liveset.edit.purge import remains
 from liveset.errors import CommitUnknown, DatasetError, NotFound, VersionExpired, VersionNotFound
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
-from liveset.snapshot import Snapshot, archived, entries, open_snapshot
+from liveset.snapshot import Snapshot, archived, entries, open_snapshot, redirects_of
 from liveset.snapshot import Version as Wanted
 from liveset.storage import Store, open_store
 
@@ -121,7 +122,8 @@ def _index(store: Store, head: Index, version: int) -> Index | None:
     if version == head.version:
         return head
     fence = head.edit.fence if head.edit is not None else None
-    return archived(store, version) if fence is None or fence.keeps(version) else None
+    index = archived(store, version) if fence is None or fence.keeps(version) else None
+    return index.redirected(redirects_of(head)) if index is not None else None
 
 
 def _alone(store: Store, owner: Mapping[str, int | None]) -> dict[int, int]:
@@ -219,6 +221,7 @@ def restore(path: Path, version: Wanted, *, force: bool = False, message: str = 
     """Make the content of an earlier version the newest one: its samples, their order, keys, schema and attributes.
 
     Nothing is rewritten and nothing is lost: this is a commit like any other, and the versions between stay until a vacuum. Tags stay.
+    Only samples that a purge has erased from the version do not come back: those behind them move up, and their chunks are written anew.
 
     Args:
         path: of the dataset.
@@ -234,7 +237,7 @@ def restore(path: Path, version: Wanted, *, force: bool = False, message: str = 
     Raises:
         VersionNotFound, VersionExpired: there is no such version, or it is gone.
         OverwriteConflict: others committed meanwhile.
-        ValueError: it is version 0, and the keys that another program published for it are gone.
+        ValueError: it is version 0, and the keys that another program published for it are gone, or some of its samples.
 
     Example:
         >>> liveset.restore(path, 1, message="the labels of version 2 were wrong")
@@ -248,7 +251,12 @@ def restore(path: Path, version: Wanted, *, force: bool = False, message: str = 
         old = _adopted(store) or old
     if (session is None or base.edit is None) and _same(old, base):
         return base.version
-    if old.edit is None:
+    purged = sum(len(record.erased) for record in old.chunks)
+    if purged and old.edit is None:
+        raise ValueError(f"a purge erased {purged:,} samples of version 0 of {store.url}: export it, or restore a later one.")
+    if purged:
+        index = _restore_purged(store, old.version, base, force=force, session=session, message=told, author=author)
+    elif old.edit is None:
         index = _restore_foreign(store, old, base, force=force, session=session, message=told, author=author)
     else:
         index = commit(store, Restore(old, force), base, session=session, message=told, author=author)
@@ -266,6 +274,25 @@ def _adopted(store: Store) -> Index | None:
     return first if first.edit is not None and first.edit.op == "adopt" else None
 
 
+def _restore_purged(store: Store, version: int, base: Index, *, force: bool, session: str | None, message: str, author: str) -> Index:
+    """Restore what a purge has left of a version."""
+    written: list[str] = []
+
+    def prepare(_head: Index | None, _since: Sequence[HistoryEntry]) -> Restore:
+        # Made anew for each head, so that they are younger than what a vacuum before it has listed.
+        return Restore(remains(store, open_snapshot(store, version), written), force)
+
+    try:
+        index = commit(store, prepare, base, session=session, message=message, author=author)
+    except CommitUnknown:
+        raise
+    except (DatasetError, OSError):
+        remove_unnamed(store, written, None)
+        raise
+    remove_unnamed(store, written, index)
+    return index
+
+
 def _restore_foreign(store: Store, old: Index, base: Index, *, force: bool, session: str | None, message: str, author: str) -> Index:
     """Restore what another program wrote. As when it was adopted, the chunks get names that the other program does not change."""
     adoptions: list[Adoption] = []
@@ -281,6 +308,7 @@ def _restore_foreign(store: Store, old: Index, base: Index, *, force: bool, sess
             )
         # The stamp names the tables of the keys, and makes the commit look whether a vacuum has let them go.
         stamp = open_snapshot(store, 1).index.edit if change.key_files is not None else None
+        stamp = replace(stamp, key_files=change.key_files) if stamp is not None else None
         return Restore(old.replace(chunks=change.records.values(), edit=stamp), force)
 
     def written() -> list[str]:

@@ -11,6 +11,7 @@ from liveset.edit.commit import check_texts
 from liveset.storage import open_store
 from liveset.write import options
 from liveset.write.checkpoint import fingerprint
+from liveset.write.duplicates import OnDuplicate
 from liveset.write.execution import Job
 from liveset.write.inputs import Indexed, Inputs, Stream, open_inputs
 from liveset.write.landing import CommitWishes
@@ -55,6 +56,7 @@ def optimize(
     broadcast_paths: bool = False,
     key_fn: Callable[[Any], Any] | str | None = None,
     *,
+    on_duplicate: OnDuplicate = "error",
     num_shards: int = 1,
     nullable: Iterable[str] = (),
     allow_pickle: bool = False,
@@ -114,6 +116,10 @@ def optimize(
         broadcast_paths: accepted for compatibility; has no effect.
         key_fn: gives each sample a key, so that it can be read, and edited, by name: a function of the sample, or the name of the field
             that holds the key, which the dataset remembers. Keys are text (preferred) or integers, and each occurs once.
+        on_duplicate: what to do when a key occurs twice: ``"error"`` refuses and changes nothing. ``"skip"`` keeps what is there: samples
+            whose keys the dataset has, or an earlier sample of this run, are left out. ``"replace"`` keeps the newest: a sample takes the
+            place of the one that the dataset has for its key, and of several in this run the last one counts. All of it is one commit,
+            and what others commit meanwhile is treated alike. With ``mode="overwrite"`` only the samples of this run are compared.
         num_shards: into how many files the keys are published for other tools.
         nullable: names of fields that may be None in later versions, though they are not in this one.
         allow_pickle: store objects of any type with pickle. Reading them needs ``allow_pickle=True``, too.
@@ -128,7 +134,7 @@ def optimize(
         SampleError: a sample cannot be stored so that it reads back equal.
         PickleRefused: a sample needs ``allow_pickle=True``.
         SchemaConflict: samples do not fit the dataset that they should be appended to.
-        DuplicateKeys, KeyConflict: a key occurs twice, or is in the dataset already.
+        DuplicateKeys, KeyConflict: a key occurs twice, or is in the dataset already; ``on_duplicate`` allows that.
         OverwriteConflict: the dataset was changed by others while it was about to be overwritten; ``force=True`` replaces that, too.
         StorageError: the disk is full or failed.
         ValueError: an argument has no meaning.
@@ -148,6 +154,7 @@ def optimize(
         raise ValueError(f"`fn` should be a function of one input. Found {type(fn).__name__}.")
     options.check_mode(mode)
     options.check_force(force, mode)
+    options.check_duplicates(on_duplicate, keyed=True)  # whether there are keys is for the dataset to say
     check_texts(session=session, message=message, author=author)
     options.refuse_unsupported(
         {
@@ -193,6 +200,7 @@ def optimize(
         _log.info("%s: session %r is committed already; there is nothing to do.", store.url, session)
         return
     rule = target.key_rule(key_fn)
+    options.check_duplicates(on_duplicate, keyed=rule is not None)
     job = Job(
         fn=fn,
         inputs=opened,
@@ -203,7 +211,8 @@ def optimize(
         align=chunk_size if align_chunking else None,
     )
     with unwinding():
-        Run(job, target, Wishes(use_checkpoint, verbose, CommitWishes(session, message, author, num_shards, force), facts))()
+        wishes = CommitWishes(session, message, author, num_shards, force, on_duplicate=on_duplicate, verbose=verbose)
+        Run(job, target, Wishes(use_checkpoint, verbose, wishes, facts))()
 
 
 def _weights(weights: Sequence[float] | None, inputs: Inputs, batch_size: int | None) -> list[float] | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from liveset.edit.adopt import remove_unnamed
 from liveset.edit.changes import files_of
 from liveset.edit.commit import new_token
 from liveset.edit.meter import Progress
@@ -22,7 +23,7 @@ from liveset.write.checkpoint import Checkpoint, checkpoints
 from liveset.write.chunker import StagedChunk
 from liveset.write.execution import Execution, Job
 from liveset.write.inputs import Indexed
-from liveset.write.landing import CommitWishes, Landing
+from liveset.write.landing import CommitWishes, Landed, Landing
 from liveset.write.plan import Span
 from liveset.write.signals import held
 from liveset.write.spans import SpanResult
@@ -92,16 +93,13 @@ class Run:
             allow_pickle=settings.allow_pickle,
             on_write=self._staging.track,
         )
-        records = [chunk.record for chunk in unified.chunks]
         self._committing = True
-        version = self._landing.commit(unified.chunks, unified.schema, settings)
-        if version is not None and not {record.filename for record in records} <= {record.filename for record in version.chunks}:
-            self._staging.discard()  # the session was committed before; these chunks are in no version
-        elif unified.replaced:
-            self._store.delete(unified.replaced)
-        self._report(progress, version, chunks, sum(result.inputs for result in results) + before, skipped)
+        landed = self._landing.commit(unified.chunks, unified.schema, settings)
+        # Widening and duplicate keys make other files of some; those of a session that was committed before are in no version.
+        remove_unnamed(self._store, [*unified.replaced, *(chunk.record.filename for chunk in unified.chunks)], landed.version)
+        self._report(progress, landed, sum(result.inputs for result in results) + before, skipped)
         if self._checkpoint is not None:
-            forget(self._checkpoint, version, self._staging)
+            forget(self._checkpoint, landed.version, self._staging)
         self._staging.prune()
 
     def _joined(self, results: Sequence[SpanResult]) -> tuple[list[StagedChunk], int]:
@@ -114,12 +112,18 @@ class Run:
         skipped += sum(chain.skipped for chain in self._checkpoint.done)
         return [chunk for _, chunks in sorted(parts, key=lambda part: part[0]) for chunk in chunks], skipped
 
-    def _report(self, progress: Progress, version: Index | None, chunks: Sequence[StagedChunk], inputs: int, skipped: int) -> None:
-        samples, size = sum(chunk.record.samples for chunk in chunks), sum(chunk.record.size for chunk in chunks)
-        text = f"{samples:,} samples of {inputs:,} inputs in {len(chunks):,} chunks ({size:,} bytes)"
+    def _report(self, progress: Progress, landed: Landed, inputs: int, skipped: int) -> None:
+        samples, size = sum(record.samples for record in landed.records), sum(record.size for record in landed.records)
+        text = f"{samples:,} samples of {inputs:,} inputs in {len(landed.records):,} chunks ({size:,} bytes)"
         if skipped:
             text += f"; {skipped:,} inputs were skipped, since fn gave no sample for them"
-        if version is None:
+        if landed.replaced:
+            text += f"; {landed.replaced:,} samples took the place of those with the same keys"
+        if landed.skipped:
+            text += f"; {landed.skipped:,} samples were left out, since the dataset has their keys"
+        if landed.repeated:
+            text += f"; {landed.repeated:,} samples were left out, since others of the same run have their keys"
+        if landed.version is None:
             text += "; nothing to append, so there is no new version"
         _log.info("%s: %s.", self._store.url, text)
         progress.say(f"liveset: {text}.")
@@ -146,6 +150,7 @@ class Run:
         """Remove what the run made, unless it may be part of the dataset, or is to be used again."""
         if isinstance(error, CommitUnknown) or (self._committing and self._landing.may_hold(error)):
             return
+        self._landing.discard()
         if self._checkpoint is None:
             self._staging.discard()
         elif self._checkpoint.is_empty():

@@ -1,0 +1,482 @@
+"""Purge: the bytes of some samples leave every version that is kept, and all other samples of these versions stay readable.
+
+Chunk files that hold the samples are written again without their bytes, key tables that know their keys with random keys in the place of
+theirs, and the head says which file stands for which (``Redirects``). The same commit deletes the samples from the newest version, and puts
+up a fence without grace, so that nobody can commit what he made from the old files. Then the old files are deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from liveset.edit.adopt import adopt_store, remove_unnamed
+from liveset.edit.changes import Purge, files_of
+from liveset.edit.commit import Policy, check_texts, commit, new_token
+from liveset.edit.keyfiles import KEYS, KeyWriter, ids_of
+from liveset.edit.publish import publish_keys
+from liveset.edit.retention import kind_of, survey
+from liveset.edit.splice import fresh_name, open_stored
+from liveset.edit.vacuum import DAY, needed, strangers_among
+from liveset.errors import CommitUnknown, Conflict, Corrupt, DatasetError, DatasetNotFound, KeyNotFound, NotFound, SessionExpired, name_some
+from liveset.format import codec
+from liveset.format.index import ChunkRecord, Index
+from liveset.format.keytable import Key, KeyColumn, KeyTable, normalize_key
+from liveset.format.stamp import Fence, HistoryEntry, KeyFiles, Redirect, Redirects
+from liveset.keystore import KeyStore, TableKeys, open_keys
+from liveset.lease import LEASES, leased_versions
+from liveset.snapshot import Snapshot, archived, open_snapshot, redirects_of
+from liveset.storage import VERSIONS, Store, open_store, version_name
+
+__all__ = ["PurgeReport", "purge", "purge_store", "remains"]
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeReport:
+    """What a purge did, or would do.
+
+    Attributes:
+        path: of the dataset.
+        dry_run: whether nothing was done; the bytes are estimates then.
+        version: of the commit; the newest one when there was nothing to purge, or with ``dry_run``.
+        keys: number of the keys that were found.
+        missing: the keys that no kept version has, with ``on_missing="skip"``.
+        versions: numbers of the kept versions that lost samples, oldest first.
+        chunks: number of chunk files that held them.
+        bytes_written: bytes of the files that were written.
+        bytes_freed: bytes of the files that were deleted.
+        seconds: time that it took.
+    """
+
+    path: str
+    dry_run: bool
+    version: int
+    keys: int
+    missing: tuple[Key, ...]
+    versions: tuple[int, ...]
+    chunks: int
+    bytes_written: int
+    bytes_freed: int
+    seconds: float
+
+
+def purge(
+    path: str | os.PathLike[str],
+    keys: Iterable[Any],
+    *,
+    message: str = "",
+    author: str = "",
+    dry_run: bool = False,
+    session: str | None = None,
+    on_missing: Literal["error", "skip"] = "error",
+) -> PurgeReport:
+    """Erase samples from the newest version and from every other version that is kept, keys included; nothing brings them back.
+
+    The newest version loses the samples as if they had been deleted. In earlier versions all other samples keep their bytes and positions,
+    and reading an erased one is ``Erased``. Each version is asked for the keys that it has itself. Readers of these versions go on, pinned
+    or not; one that has a file open keeps it until it closes the dataset. What runs at the same time and has not committed yet gets
+    ``SessionExpired``, but for runs with a checkpoint: a purge grants no grace.
+
+    A purge that was interrupted is finished by the next one, or by ``vacuum``; with a ``session`` the same call tells that it was done, and
+    without one it may find that no version has the keys any more. ``verify(path, absent=[...])`` proves that nothing is left.
+    Attributes of the dataset and messages in its history are your texts: they are searched by ``verify``, and not changed. Exports, backups
+    and copies elsewhere are not known.
+
+    Args:
+        path: of the dataset.
+        keys: of the samples.
+        message: what the history says about it; it should not name the keys.
+        author: who does this.
+        dry_run: only tell what would be done.
+        session: name of the piece of work, which is never done twice.
+        on_missing: what to do with keys that no kept version has: raise, or leave them out.
+
+    Returns:
+        What was erased, and from which versions.
+
+    Raises:
+        DatasetNotFound: there is no dataset.
+        KeyNotFound: no kept version has some of the keys; ``keys`` names all of them. Nothing was changed.
+        NotFound: the dataset has no keys, or a version that is kept has none, so that nothing says which of its samples these are.
+            Nothing was changed.
+        Corrupt: a file that holds the samples is damaged: ``repair`` it first.
+        Conflict: others committed all the time; nothing was changed.
+        StorageError: a file could not be written or deleted; call it again.
+        CommitUnknown: the store did not say whether the commit landed: call it again with ``session=error.session``.
+
+    Example:
+        >>> report = liveset.purge(path, ["play-7"], message="request 4711")
+        >>> report.versions, "play-7" in liveset.StreamingDataset(path).keys
+        ((1, 2), False)
+        >>> liveset.verify(path, absent=["play-7"]).ok
+        True
+    """
+    return purge_store(open_store(path), keys, message=message, author=author, dry_run=dry_run, session=session, on_missing=on_missing)
+
+
+def purge_store(
+    store: Store,
+    keys: Iterable[Any],
+    *,
+    message: str = "",
+    author: str = "",
+    dry_run: bool = False,
+    session: str | None = None,
+    on_missing: Literal["error", "skip"] = "error",
+    policy: Policy | None = None,
+) -> PurgeReport:
+    """Do what ``purge`` does, in any store."""
+    check_texts(message=message, author=author, session=session)
+    if on_missing not in ("error", "skip"):
+        raise ValueError(f"on_missing= is 'error' or 'skip', not {on_missing!r}.")
+    if isinstance(keys, str | bytes | int):
+        raise TypeError("keys= takes a list of keys, not one of them alone.")
+    work = _Work(store, list(dict.fromkeys(map(normalize_key, keys))), skip=on_missing == "skip")
+    head = open_snapshot(store).index
+    if dry_run:
+        work.find(head)
+        return work.report(head.version, freed=work.size_of_old(), dry_run=True)
+    if head.edit is None:
+        work.find(head)  # before anything is changed
+        adopt_store(store, author=author, policy=policy)
+    try:
+        # Made for whatever is the newest version, and so for no base: nothing that others commit stands in its way.
+        index = commit(store, work.prepare, None, session=session, message=message, author=author, policy=policy)
+    except KeyNotFound:
+        _sweep(store)  # they may be missing since a purge that was interrupted had erased them already
+        raise
+    except CommitUnknown:
+        raise
+    except (DatasetError, OSError):
+        work.settle(None)
+        raise
+    work.settle(index)
+    try:
+        if index.edit is not None and index.edit.op == "purge":
+            # Nothing else tells which file stands for which. Were the head lost, earlier versions would be lost with it.
+            store.write_once(version_name(index.version), index.to_bytes())
+        freed = _sweep(store)
+    except (DatasetError, OSError) as error:
+        error.add_note(f"Version {index.version} is without the samples, but files that hold them could not all be deleted: purge again.")
+        raise
+    if index.edit is not None and index.edit.op == "purge" and index.edit.key_files is not None:
+        publish_keys(store, index)
+    return work.report(index.version, freed=freed)
+
+
+def remains(store: Store, snapshot: Snapshot, written: list[str]) -> Index:
+    """Write what is left of a version from which samples were erased, as files that a later version can name; return its index."""
+    work = _Work(store, (), skip=True)
+    index = snapshot.index
+    removed = {number: frozenset(record.erased) for number, record in enumerate(index.chunks) if record.erased}
+    try:
+        records = work.without(snapshot, removed)
+        edit = index.edit
+        if edit is not None and edit.key_files is not None:
+            edit = replace(edit, key_files=work.keys_without(snapshot, edit.key_files, records, removed))
+    finally:
+        written += work.names
+    chunks = (records.get(name, record) for name, record in zip(ids_of(index), index.chunks, strict=True))
+    return index.replace(chunks=[record for record in chunks if record is not None], edit=edit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Where the samples are, and the keys: by names of files, whichever versions name them."""
+
+    names: dict[Key, Key] = field(default_factory=dict)
+    """What takes the place of each key that was found."""
+    tables: dict[str, KeyTable] = field(default_factory=dict)
+    """The key tables that know one of the keys, be it as one that is gone."""
+    slots: dict[str, set[int]] = field(default_factory=dict)
+    holders: dict[str, tuple[Snapshot, int]] = field(default_factory=dict)
+    """A version and number of a chunk, for each file in ``slots``."""
+    versions: list[int] = field(default_factory=list)
+
+
+class _Work:
+    """The files and the change of one purge.
+
+    Args:
+        store: where the dataset is.
+        wanted: the keys.
+        skip: whether keys that no version has are left out.
+    """
+
+    def __init__(self, store: Store, wanted: Sequence[Key], *, skip: bool) -> None:
+        self._store, self._wanted, self._skip = store, wanted, skip
+        self._started = time.perf_counter()
+        self._keys = KeyWriter(store, new_token())
+        self._written: list[str] = []
+        self._made: dict[tuple[str, int], ChunkRecord] = {}
+        self._found = _Found()
+        self._size = 0
+
+    def prepare(self, head: Index | None, _since: Sequence[HistoryEntry]) -> Purge | None:
+        """Return the change for a head, or None when there is nothing to purge; see ``Prepare``."""
+        if head is None:
+            raise DatasetNotFound(f"{self._store.url} was removed meanwhile.", path=self._store.url)
+        try:
+            return self._change(head)
+        except SessionExpired as error:
+            # Somebody has put up a fence meanwhile and deleted files of ours. Like any file that is missing then, they are made anew.
+            raise NotFound(str(error)) from error
+
+    def _change(self, head: Index) -> Purge | None:
+        self.settle(None)  # of an attempt that lost a race
+        self._size = 0
+        found = self.find(head)
+        if not found.tables:
+            return None
+        assert head.edit is not None
+        chunks = {file: self._erased(*found.holders[file], slots) for file, slots in found.slots.items()}
+        tables = {name: self._keys.renamed(table, found.names) for name, table in found.tables.items()}
+        redirects = _joined(head.edit.redirects, chunks, tables)
+        removed = {n: found.slots[record.filename] for n, record in enumerate(head.chunks) if record.filename in found.slots}
+        snapshot = Snapshot(self._store, head)
+        records = self.without(snapshot, removed)
+        files = head.edit.key_files
+        if files is not None:
+            # They know nothing of the keys, not even that they are gone.
+            files = self.keys_without(snapshot, redirects.key_files(files), records, removed)
+        expects = {name: head.chunks[number].filename for number, name in enumerate(ids_of(head)) if name in records}
+        staged = frozenset((*(new.file for new in chunks.values()), *tables.values()))
+        self._size += sum(entry.size for entry in self._store.list(KEYS) if entry.name in self._keys.written)
+        return Purge(records, expects, files, redirects=redirects, staged=staged, fence=self._fence(head))
+
+    def without(self, snapshot: Snapshot, removed: Mapping[int, AbstractSet[int]]) -> dict[str, ChunkRecord | None]:
+        """Write some chunks of a version without some of their slots; return their records by id, None where nothing is left."""
+        records: dict[str, ChunkRecord | None] = {}
+        for number, slots in removed.items():
+            record = snapshot.index.chunks[number]
+            left = len(slots) < record.samples
+            records[record.id or record.filename] = self._write(snapshot, number, removed=slots) if left else None
+        return records
+
+    def keys_without(
+        self, snapshot: Snapshot, files: KeyFiles, records: Mapping[str, ChunkRecord | None], removed: Mapping[int, AbstractSet[int]]
+    ) -> KeyFiles:
+        """Write what becomes of the keys of a version when these slots go; ``files`` are its tables, perhaps with other keys."""
+        keys, ids = open_keys(snapshot), ids_of(snapshot.index)
+        if not removed:
+            return files
+        assert keys is not None
+        deleted = [keys.key_at(number, slot) for number, slots in removed.items() for slot in sorted(slots)]
+        return self._keys.edited(
+            files,
+            {name for name in ids if records.get(name, True) is not None},
+            snapshot.index.samples - len(deleted),
+            deleted=KeyColumn.of([self._found.names.get(key, key) for key in deleted]),
+            removed={ids[number]: sorted(slots) for number, slots in removed.items() if records[ids[number]] is not None},
+            added=(),
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the files that were written."""
+        return self._written + self._keys.written
+
+    def settle(self, index: Index | None) -> None:
+        """Remove the files that the committed version (None: no version) does not need."""
+        redirects = redirects_of(index) if index is not None else Redirects()
+        stay = {*(new.file for new in redirects.chunks.values()), *redirects.tables.values()}
+        remove_unnamed(self._store, set(self.names) - stay, index)
+        self._keys = KeyWriter(self._store, new_token())
+        self._written.clear()
+        self._made.clear()
+
+    def report(self, version: int, *, freed: int, dry_run: bool = False) -> PurgeReport:
+        """Return what was done, or would be."""
+        found = self._found
+        return PurgeReport(
+            path=self._store.url,
+            dry_run=dry_run,
+            version=version,
+            keys=len(found.names),
+            missing=tuple(key for key in self._wanted if key not in found.names),
+            versions=tuple(sorted(found.versions)),
+            chunks=len(found.slots),
+            bytes_written=freed if dry_run else self._size,
+            bytes_freed=freed,
+            seconds=time.perf_counter() - self._started,
+        )
+
+    def size_of_old(self) -> int:
+        """Return the bytes of the files that hold the samples and their keys."""
+        files = {*self._found.slots, *self._found.tables}
+        return sum(entry.size for entry in self._store.list("") if entry.name in files)
+
+    # --- where the samples are ----------------------------------------------------------------------------------------
+
+    def find(self, head: Index) -> _Found:
+        """Look for the keys in every version that is kept.
+
+        Raises:
+            KeyNotFound: no version has some of them.
+            NotFound: a version has no keys.
+        """
+        found = self._found = _Found()
+        opened: dict[str, tuple[KeyTable, list[Key]]] = {}
+        known: set[str] = set()
+        keyed, keyless = False, list[Snapshot]()
+        adopted: dict[tuple[str, int], set[str]] = {}
+        for snapshot in self._kept(head):
+            if (keys := open_keys(snapshot)) is None:
+                keyless.append(snapshot)
+                continue
+            keyed = True
+            for record in snapshot.index.chunks:
+                known.add(record.filename)
+                adopted.setdefault((record.id or record.filename, record.samples), set()).add(record.filename)
+            here = self._known(keys, opened)
+            for key, place in zip(here, keys.locate_many(here), strict=True):
+                if isinstance(keys, TableKeys) or place is not None:
+                    found.names.setdefault(key, _unused(key, opened))
+                if place is not None:
+                    _add(found, snapshot, *place)
+        if len(keyless) and not keyed:
+            raise NotFound(f"{self._store.url} has no keys: call build_keys_index({self._store.url!r}, key_fn) first.")
+        found.tables.update({name: table for name, (table, hits) in opened.items() if hits})
+        if not self._skip and (missing := [key for key in self._wanted if key not in found.names]):
+            raise KeyNotFound(
+                f"{name_some(missing)} in no version of {self._store.url} that is kept. Nothing was changed.", keys=tuple(missing)
+            )
+        if found.names:
+            self._cover(found, keyless, known, adopted)
+        if found.slots:
+            named = (snapshot for snapshot in self._kept(head) if any(r.filename in found.slots for r in snapshot.index.chunks))
+            found.versions.extend(snapshot.version for snapshot in named)
+        return found
+
+    def _kept(self, head: Index) -> Iterator[Snapshot]:
+        """Yield the versions that somebody can read, newest first, one at a time: there may be thousands of them."""
+        yield Snapshot(self._store, head)
+        fence = head.edit.fence if head.edit is not None else None
+        # A reader may hold a version that has expired.
+        leased = leased_versions(self._store.list(LEASES), self._store.now()).live if fence is not None else frozenset()
+        names = (entry.name.removeprefix(VERSIONS).removesuffix(".json") for entry in self._store.list(VERSIONS))
+        for number in sorted((int(name) for name in names if name.isdecimal()), reverse=True):
+            if number < head.version and (fence is None or fence.keeps(number) or number in leased):
+                index = archived(self._store, number)
+                if index is not None:
+                    yield Snapshot(self._store, index, redirects_of(head))
+
+    def _known(self, keys: KeyStore, opened: dict[str, tuple[KeyTable, list[Key]]]) -> list[Key]:
+        """Return those of the keys that a version may have; opens each table once, however many versions name it."""
+        if not isinstance(keys, TableKeys):
+            return list(self._wanted)
+        names = list(reversed(keys.files.tables))
+        if any(name not in opened for name in names):
+            for table in keys.tables:
+                if table.file not in opened:
+                    opened[table.file] = table, [key for key in self._wanted if table.find(key) is not None]
+            names = list(reversed(keys.files.tables))
+        else:
+            keys.tables = [opened[name][0] for name in names]
+        return list(dict.fromkeys(key for name in names for key in opened[name][1]))
+
+    def _cover(self, found: _Found, keyless: Sequence[Snapshot], known: set[str], adopted: Mapping[tuple[str, int], set[str]]) -> None:
+        """Look at the versions without keys: their files are known through other versions, or nothing can be said."""
+        for snapshot in keyless:
+            for number, record in enumerate(snapshot.index.chunks):
+                if record.filename in known:
+                    continue
+                # When a dataset was adopted its files got other names, and the old ones became ids. As long as such a chunk has all its
+                # samples, they stand where they stood.
+                same = adopted.get((record.id or record.filename, record.samples), set()) if snapshot.index.edit is None else set()
+                if not same:
+                    raise NotFound(
+                        f"version {snapshot.version} of {self._store.url} has no keys, so nothing says which of its samples these are. "
+                        "Nothing was changed. Let a vacuum forget that version first (`vacuum(path, keep=...)`), or give it keys."
+                    )
+                for slot in set().union(*(found.slots.get(name, set()) for name in same)):
+                    _add(found, snapshot, number, slot)
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def _erased(self, snapshot: Snapshot, number: int, slots: AbstractSet[int]) -> Redirect:
+        new = self._write(snapshot, number, erased=slots)
+        before = snapshot.index.chunks[number].erased
+        return Redirect(new.filename, new.size, new.check, new.head_check, tuple(sorted({*before, *slots})))
+
+    def _write(
+        self, snapshot: Snapshot, number: int, *, removed: AbstractSet[int] = frozenset(), erased: AbstractSet[int] = frozenset()
+    ) -> ChunkRecord:
+        """Write a chunk file without some samples, and return its record."""
+        compression = codec.Compression.from_config(snapshot.index.config or {})
+        record, name, buffer = snapshot.chunk(number)
+        if record.check is not None and name == record.filename and not codec.verify(buffer, record.check):
+            # What is copied gets a new checksum, which must not vouch for damaged bytes.
+            raise Corrupt(f"{name} is damaged: its checksum differs from the index. Nothing was changed; repair it first.", file=name)
+        spliced = open_stored(buffer, record, compression).splice({}, removed, erased)
+        check = codec.checksum(spliced.buffers)
+        # The second name of a file whose bytes are the same already.
+        if (made := self._made.get((check, spliced.size))) is None:
+            new = fresh_name(record.filename, number, new_token(), compression)
+            self._written.append(new)
+            self._store.write(new, spliced.buffers)
+            self._size += sum(memoryview(part).nbytes for part in spliced.buffers)
+            made = self._made[check, spliced.size] = record.replace(
+                filename=new, samples=spliced.samples, size=spliced.size, check=check, head_check=spliced.head_check, erased=()
+            )
+        return made.replace(id=record.id or record.filename, extra=record.extra)
+
+    def _fence(self, head: Index) -> Fence:
+        """Return the fence of a vacuum that has no grace and forgets no version; runs with a checkpoint are spared as by any other."""
+        now = self._store.now()
+        found = replace(survey(head, self._store.list(""), now, DAY), cutoff=now)
+        return found.plan(0).fence
+
+
+def _add(found: _Found, snapshot: Snapshot, number: int, slot: int) -> None:
+    record = snapshot.index.chunks[number]
+    if slot not in record.erased:
+        found.slots.setdefault(record.filename, set()).add(slot)
+        found.holders.setdefault(record.filename, (snapshot, number))
+
+
+def _unused(key: Key, opened: dict[str, tuple[KeyTable, list[Key]]]) -> Key:
+    """Return a key that tells nothing of the one that it stands for, and that nothing has."""
+    while True:
+        new: Key = f"erased-{secrets.token_hex(8)}" if isinstance(key, str) else -secrets.randbits(62) - 1
+        if all(table.find(new) is None for table, _ in opened.values()):
+            return new
+
+
+def _joined(before: Redirects, chunks: dict[str, Redirect], tables: dict[str, str]) -> Redirects:
+    """Return the redirects of a head and those of this purge; none leads to a file that is gone.
+
+    What replaced a file before, and is replaced now, gets a redirect of its own: by that it is known as a file that must go.
+    """
+    return Redirects(
+        {name: chunks.get(new.file, new) for name, new in before.chunks.items()} | chunks,
+        {name: tables.get(new, new) for name, new in before.tables.items()} | tables,
+    )
+
+
+def _sweep(store: Store) -> int:
+    """Delete what no kept version needs and the fence of the newest version gives up; return how many bytes that are."""
+    for _ in range(20):
+        head = open_snapshot(store).index
+        if head.edit is None or (fence := head.edit.fence) is None:
+            return 0
+        old = head.edit.redirects.old
+        listing = list(store.list(""))
+        found = replace(survey(head, listing, store.now(), DAY), cutoff=fence.cutoff)
+        plan = found.plan(0)
+        try:
+            doomed = plan.without(needed(store, plan.candidates, plan.stay, found.redirects))
+            strangers = strangers_among(store, doomed, plan.expired, found.redirects)
+        except NotFound:
+            continue  # a vacuum has removed a version that was listed
+        gone = {name: entry.size for name, entry in doomed.items() if name not in strangers and (name in old or not fence.spares(name))}
+        # What another program wrote may have any name.
+        gone |= {entry.name: entry.size for entry in listing if entry.name in old - files_of(head) and kind_of(entry.name) is None}
+        store.delete(sorted(gone))
+        return sum(gone.values())
+    raise Conflict(f"others change {store.url} all the time, so that old files could not be deleted: purge again.")
