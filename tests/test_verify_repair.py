@@ -17,9 +17,13 @@ import pytest
 
 import liveset
 from liveset.cli import main
+from liveset.edit.changes import Keys, SetKeys
+from liveset.edit.commit import commit
+from liveset.edit.keyfiles import KeyWriter
 from liveset.edit.splice import splice
 from liveset.errors import Corrupt, DatasetNotFound, ForeignEdit
 from liveset.format.codec import ZSTD_MAGIC, Compression, checksum, compress
+from liveset.format.keytable import KeyColumn
 from liveset.format.stamp import Redirect, Redirects
 from liveset.snapshot import open_snapshot
 from liveset.storage import open_store
@@ -624,3 +628,17 @@ def test_the_report_pickles(plays: Path) -> None:
     report = liveset.repair(plays)
     again: RepairReport = pickle.loads(pickle.dumps(report))
     assert again == report
+
+
+def test_keys_that_lead_to_other_samples_are_found(tmp_path: Path) -> None:
+    """Keys were made by a function that says something else than the field that they should stand in."""
+    write_dataset(tmp_path / "ds", [{"id": f"k{i}", "n": i} for i in range(6)], key="id")
+    assert liveset.verify(tmp_path / "ds").ok
+    store = open_store(tmp_path / "ds")
+    base = open_snapshot(store).index
+    names = [record.id or "" for record in base.chunks]
+    columns = list(zip(names, map(KeyColumn.of, [["k0", "k2", "k1", "k3"], ["k4", "k5"]]), strict=True))
+    commit(store, SetKeys(Keys(KeyWriter(store, "0" * 16).fresh(columns), base.layout_of_keys)), base)
+    (damage,) = liveset.verify(tmp_path / "ds").damaged
+    assert (damage.file, damage.positions, damage.keys) == (base.chunks[0].filename, range(4), ("k2", "k1"))
+    assert "'k2' where it says 'k1'" in damage.problem

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from liveset.errors import DatasetError, MissingDependency, PickleRefused, UnsupportedFormat
 from liveset.format import codec
+from liveset.format.fields import field_value
 from liveset.format.index import ChunkRecord
-from liveset.format.keytable import Key, KeyTable
+from liveset.format.keytable import Key, KeyTable, normalize_key
 from liveset.format.schema import Decoder, Schema
 from liveset.keystore import open_keys
 from liveset.read.chunks import OpenChunks
@@ -80,6 +81,8 @@ def verify(
 ) -> VerifyReport:
     """Read every chunk and key table of a version and compare it with its checksum; a chunk without one is decoded instead.
 
+    Where the dataset knows the field that holds the keys, each key is compared with it.
+
     With ``absent`` every file in the folder is searched as well, those of all versions and those that nothing names: what zstd, Parquet and
     Arrow have packed is unpacked first. A text counts as found where it is a whole word of a field (``play-1`` is not in ``play-10``), and
     anywhere in fields that hold no text and in files that are not known; bytes count wherever they stand. An integer is looked for in key
@@ -110,6 +113,7 @@ def verify(
     if index.edit is not None and not index.digest_matches():
         damaged.append(Damage(HEAD, "another program changed it after its last commit"))
     damaged += damaged_files(snapshot, progress=progress)
+    damaged += _wrong_keys(snapshot, skip={damage.file for damage in damaged})
     unchecked = sum(record.check is None for record in index.chunks)
     wanted = list(absent)
     found, searched = search(snapshot.store, wanted) if wanted else ([], 0)
@@ -141,6 +145,31 @@ def damaged_files(
                 KeyTable(snapshot.store.map(name, 0), name).check()
         except DatasetError as error:
             yield Damage(name, str(error))
+
+
+def _wrong_keys(snapshot: Snapshot, skip: set[str]) -> Iterator[Damage]:
+    """Yield the chunks whose samples have other keys than their key field says, where the dataset knows such a field."""
+    index = snapshot.index
+    field = index.layout_of_keys.get("field")
+    files = index.edit.key_files if index.edit is not None else None
+    if not isinstance(field, str) or files is None or not skip.isdisjoint(files.tables) or (keys := open_keys(snapshot)) is None:
+        return
+    schema = Schema.from_config(index.config or {}, index.file)
+    if field not in schema.fields:
+        return  # the key is a part of a value, or a later schema has dropped it
+    chunks = OpenChunks(snapshot, Decoder(schema, fields=[field], strict=not index.has_foreign_chunks))
+    for number, record in enumerate(index.chunks):
+        if record.filename in skip or record.erased:
+            continue
+        with suppress(DatasetError, LookupError, TypeError):
+            said = [field_value(sample, field) for sample in chunks[number].iterate(0, record.samples)]
+            wrong = [(key, value) for key, value in zip(keys.keys_of(number), said, strict=True) if key != normalize_key(value)]
+            if wrong:
+                key, value = wrong[0]
+                text = f"{len(wrong)} samples have other keys than their field {field!r} says, such as {key!r} where it says {value!r}"
+                positions = range(snapshot.starts[number], snapshot.starts[number + 1])
+                named = tuple(key for key, _ in wrong[:MOST_KEYS])
+                yield Damage(record.filename, f"{text}; build_keys_index makes the keys anew", positions, named)
 
 
 def _keys(snapshot: Snapshot, number: int) -> tuple[Key, ...]:
