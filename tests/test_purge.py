@@ -398,6 +398,19 @@ def test_a_damaged_file_is_told_and_nothing_changes(path: Path) -> None:
     assert unneeded_files(open_store(path)) == set()
 
 
+def test_version_0_has_its_keys_when_the_first_edit_took_some_away(tmp_path: Path) -> None:
+    LAYOUTS["foreign"](tmp_path, ORIGINAL)
+    with dataset_update(tmp_path) as update:
+        del update["k2"]
+        update.insert("new", sample(99) | {"id": "new"})
+        update.commit()
+    assert list(StreamingDataset(tmp_path, version=0).keys) == [f"k{number}" for number in range(10)]
+    version = liveset.restore(tmp_path, 0)
+    check(tmp_path, {version: ORIGINAL}, set())
+    liveset.purge(tmp_path, ["k2"])
+    check(tmp_path, without({0: ORIGINAL, version: ORIGINAL}, "k2"), words(2))
+
+
 # --- reading --------------------------------------------------------------------------------------------------------
 
 

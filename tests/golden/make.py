@@ -1,7 +1,7 @@
-"""Make the golden datasets: ``python -m tests.golden.make tests/golden/vN``.
+"""Make the golden datasets: ``python -m tests.golden.make tests/golden/vN [NAME ...]``.
 
 Each folder ``vN`` holds small datasets as the library of that time wrote them. They are never made again: a later library has to read
-them. When the format changes, this script writes the next folder. Clock and random names are replaced here, so that the same library
+them. When the format changes, this script writes the next folder, with those that are new. Clock and random names are replaced here, so that the same library
 writes the same bytes.
 """
 
@@ -223,6 +223,28 @@ def make_adopted_arrow(path: Path) -> None:
     replace(path, {"k5": {**nullable(5), "n": None}})
 
 
+def make_edited(path: Path) -> None:
+    put(row, path, range(10), chunk_size=4, key_fn="id")
+    with liveset.dataset_update(path, author="golden") as update:
+        del update["k1"], update["k6"]
+        update.patch("k2", n=-2, text="patched")
+        update.insert("k20", row(20))
+        update.commit(message="mixed")
+    with liveset.dataset_update(path) as update:
+        for i in (0, 2, 3):
+            del update[f"k{i}"]
+        update.apply({"k20": {"n": -20}, "k21": row(21)}, on_missing="insert")
+        update.commit()
+
+
+def make_compacted(path: Path) -> None:
+    make_edited(path)
+    liveset.compact(path, small=1.0)
+    with liveset.dataset_update(path) as update:
+        del update["k9"]
+        update.commit()
+
+
 def forget_field(path: Path) -> None:
     """Only our datasets remember which field holds the key."""
     index = json.loads((path / "index.json").read_bytes())
@@ -254,6 +276,8 @@ GOLDEN = {
     "vacuumed": Golden(make_vacuumed, row),
     "adopted": Golden(make_adopted, row),
     "adopted-arrow": Golden(make_adopted_arrow, nullable),
+    "edited": Golden(make_edited, row),
+    "compacted": Golden(make_compacted, row),
 }
 
 
@@ -267,5 +291,5 @@ def make(folder: Path, name: str) -> None:
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     target.mkdir()  # what an earlier version wrote is never made again
-    for each in GOLDEN:
+    for each in sys.argv[2:] or GOLDEN:
         make(target, each)
