@@ -13,5 +13,5 @@ settings.register_profile("dev", deadline=None, max_examples=50, suppress_health
 settings.register_profile(
     "ci", deadline=None, max_examples=60, stateful_step_count=40, derandomize=True, suppress_health_check=_SLOW_CHECKS
 )
-settings.register_profile("nightly", deadline=None, max_examples=2000, stateful_step_count=300, suppress_health_check=_SLOW_CHECKS)
+settings.register_profile("nightly", deadline=None, max_examples=400, stateful_step_count=120, suppress_health_check=_SLOW_CHECKS)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
