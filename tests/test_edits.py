@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import liveset
 from liveset.edit.session import DatasetUpdate, dataset_update
+from liveset.edit.staging import Kind, Staged, StagedEdits
 from liveset.errors import DuplicateKeys, KeyConflict, KeyNotFound, SampleError, SessionClosed
 from liveset.format.codec import Compression
 from liveset.snapshot import open_snapshot
@@ -436,3 +437,75 @@ def test_a_job_with_deletes_and_inserts_may_be_run_again(path: Path) -> None:
     expected = {f"k{n}": sample(n) for n in (*range(20), 40) if n != 1}
     expected["k2"]["n"], expected["k3"]["n"] = -2, -3
     check(path, expected)
+
+
+# --- the edges ------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_table_leaves_the_order_of_inserts(path: Path) -> None:
+    with dataset_update(path) as update:
+        update.insert("k50", sample(50))
+        update.insert("k51", sample(51))
+        with pytest.raises(KeyNotFound):
+            update.apply({"k50": {"n": -1}, "k99": {"n": 1}})
+        update.commit()
+    assert list(liveset.StreamingDataset(path).keys)[-2:] == ["k50", "k51"]
+
+
+def test_an_update_that_is_closed_answers_nothing(path: Path) -> None:
+    update = dataset_update(path)
+    update.patch("k1", n=-1)
+    update.commit()
+    for ask in (lambda: update["k1"], lambda: "k1" in update, update.preview, update.commit, lambda: update.discard("k1")):
+        with pytest.raises(SessionClosed):
+            ask()
+
+
+def test_after_a_conflict_the_rest_can_be_committed(path: Path) -> None:
+    with dataset_update(path) as update:
+        update.patch("k1", n=-1)
+        update.patch("k2", n=-2)
+        with dataset_update(path) as other:
+            other.patch("k2", n=22)
+            other.commit()
+        with pytest.raises(KeyConflict) as caught:
+            update.commit()
+        for key in caught.value.keys:
+            update.discard(key)
+        update.discard("k19")
+        assert update.commit().keys == 1
+    assert [liveset.StreamingDataset(path)[key]["n"] for key in ("k1", "k2")] == [-1, 22]
+
+
+def test_what_patch_cannot_mean_is_refused(path: Path) -> None:
+    with dataset_update(path) as update:
+        with pytest.raises(TypeError, match="'n' twice"):
+            update.patch("k1", {"n": 1}, n=2)
+        with pytest.raises(TypeError, match="by name.*not str"):
+            update.patch("k1", "n")  # type: ignore[arg-type]
+        del update["k1"]
+        with pytest.raises(KeyNotFound, match="removed by this update"):
+            update.patch("k1", n=1)
+        assert len(update) == 1
+
+
+def test_staged_edits_are_counted_and_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liveset.edit.staging._STEP", 3)
+    staged = StagedEdits(limit=10)
+    for turn in range(2):
+        for number in range(5):
+            staged.put(f"k{number}", Staged(b"%d" % turn * 7, Kind.REPLACE))
+            assert len(staged) == len(list(staged))
+    assert [staged.get(f"k{number}").data for number in range(5)] == [b"1" * 7] * 5
+    for number, left in ((0, 4), (4, 3), (4, 3)):
+        staged.discard(f"k{number}")
+        assert len(staged) == left
+
+
+def test_chunks_of_new_samples_stay_below_what_the_format_can_hold(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liveset.edit.rewrite._LARGEST", 200)
+    with dataset_update(path) as update:
+        for number in range(30, 34):
+            update.insert(f"k{number}", sample(number, "x" * 100))
+        update.commit()
+    assert [record.samples for record in open_snapshot(open_store(path)).index.chunks][5:] == [1, 1, 1, 1]

@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveset.errors import Corrupt, DuplicateKeys
+from liveset.errors import Corrupt, DuplicateKeys, UnsupportedFormat
 from liveset.format import keytable
 from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Place, Rows, join_tables, normalize_key, pack_table, shard_of
 
@@ -156,3 +156,9 @@ def test_keys_are_normalized() -> None:
     for wrong in (True, np.bool_(True), 1.0, None, (1, 2), 1 << 63, b"\xff", np.float32(1)):
         with pytest.raises((TypeError, UnicodeDecodeError)):
             normalize_key(wrong)
+
+
+def test_a_table_of_a_newer_format_says_so() -> None:
+    data = b"".join(pack_table(Rows.of_chunks([("c", KeyColumn.of(["a"]))])))
+    with pytest.raises(UnsupportedFormat, match="newer liveset"):
+        KeyTable(b"LSKEYS04" + data[8:], "t.keys")

@@ -347,3 +347,24 @@ def test_archives_are_never_replaced_in_a_race(tmp_path: Path) -> None:
     with pytest.raises(ForeignEdit, match="copied back by hand"):
         store.write_once(version_name(1), b"one")
     assert (tmp_path / version_name(1)).read_bytes() == b"other"
+
+
+def test_who_waits_for_the_lock_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("liveset.storage.lock._PATIENCE", 0)
+    store = LocalStore(tmp_path, lock_timeout=0.05)
+    with LocalStore(tmp_path).exclusive(), pytest.raises(StorageError, match="locked by another writer"):
+        store.now()
+    assert [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()] != []
+
+
+def test_a_forked_child_does_not_hold_the_lock_of_its_parent(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, lock_timeout=0.05)
+    with store.exclusive():
+        store.now()  # whoever holds it does not wait for itself
+        if (child := os.fork()) == 0:
+            try:
+                store.now()
+            except StorageError:
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

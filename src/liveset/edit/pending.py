@@ -64,6 +64,8 @@ class PendingEdits:
 
     def missing(self, key: Any) -> KeyNotFound:
         """Return the error for a key that is not there."""
+        if self.staged.kind(key) is Kind.DELETE:
+            return KeyNotFound(f"{key!r} is removed by this update; insert() or upsert() gives it a sample again.", key=key)
         return missing_key(self._keys, key, self._base.store.url)
 
     def close(self) -> None:
@@ -168,9 +170,10 @@ class PendingEdits:
                 raise self.unknown(missing)
         except BaseException:
             for key, edit in before.items():
-                self.staged.discard(key)
-                if edit is not None:
-                    self.staged.put(key, edit)
+                if edit is None:
+                    self.staged.discard(key)
+                else:
+                    self.staged.put(key, edit)  # in its place: the order of inserts is that of their positions
             raise
         return len(before)
 

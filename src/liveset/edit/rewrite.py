@@ -24,6 +24,7 @@ from liveset.edit.splice import StoredChunk, changed_slots, fresh_name, open_sto
 from liveset.edit.staging import Kind, StagedEdits
 from liveset.errors import Corrupt, KeyConflict, OverwriteConflict, SampleError, name_some
 from liveset.format import codec
+from liveset.format.chunk import MAX_CHUNK_SIZE
 from liveset.format.config import stored_limits
 from liveset.format.index import ChunkRecord, Index
 from liveset.format.keytable import Key, KeyColumn
@@ -38,6 +39,7 @@ __all__ = ["Places", "Rewrite", "Splicer"]
 Places = Mapping[Key, tuple[int, int] | None]
 """Chunk number and slot of each key; None for a key that the version does not have."""
 
+_LARGEST = MAX_CHUNK_SIZE // 2  # chunks that are limited by samples alone: offsets are 32-bit, and items are held until they are written
 _MOVES_KEYS = frozenset(("keys", "insert", "delete", "edit", "append", "compact", "purge", "repair"))
 """Commits after which a key may have another place, or one where it had none."""
 
@@ -322,7 +324,7 @@ class Rewrite:
             config = current.index.config or {}
             compression = codec.Compression.from_config(config)
             samples, size = stored_limits(config)
-            limit = ChunkLimit(samples, size) if samples or size else ChunkLimit(None, DEFAULT_CHUNK_SIZE)
+            limit = ChunkLimit(samples, min(size or (_LARGEST if samples else DEFAULT_CHUNK_SIZE), _LARGEST))
             self._added = []
             for number, keys in enumerate(self._chunked(inserts, limit)):
                 name = f"chunk-0-{len(current.index.chunks) + number}-{self._token}"

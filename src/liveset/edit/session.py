@@ -182,6 +182,10 @@ class DatasetUpdate:
             {'id': 'play-3', 'square': -9}
         """
         self._check_open()
+        if fields is not None and not isinstance(fields, Mapping):
+            raise TypeError(f"patch() takes fields by name, as in patch(key, label=2), or a mapping of names, not {type(fields).__name__}.")
+        if twice := sorted((fields or {}).keys() & values.keys()):
+            raise TypeError(f"patch() was given the field {twice[0]!r} twice.")
         self._edits.patch(self._edits.key(key), {**(fields or {}), **values})
 
     def apply(self, table: Any, *, key: str | None = None, on_missing: OnMissing = "error") -> int:
@@ -231,11 +235,27 @@ class DatasetUpdate:
         self._check_open()
         self._edits.delete(self._edits.key(key))
 
+    def discard(self, key: Any) -> None:
+        """Forget what is staged for a key, as after a ``KeyConflict``, which names the keys that stand in the way; else nothing happens.
+
+        Example:
+            >>> with liveset.dataset_update(path) as update:
+            ...     update.patch("play-3", square=-9)
+            ...     update.discard("play-3")
+            ...     len(update)
+            0
+        """
+        self._check_open()
+        self._edits.staged.discard(self._edits.key(key))
+
     def __getitem__(self, key: Any) -> Any:
         """Return the sample that a key would have after a commit; ``KeyNotFound`` when it would have none."""
+        self._check_not_closed()
         return self._edits.read(self._edits.key(key))
 
     def __contains__(self, key: Any) -> bool:
+        """Tell whether a key would have a sample after a commit; ``len()`` and iteration are about the staged edits alone."""
+        self._check_not_closed()
         return normalize_key(key) in self._edits
 
     def __len__(self) -> int:
@@ -255,6 +275,7 @@ class DatasetUpdate:
 
     def preview(self) -> UpdatePreview:
         """Return what a commit would touch; writes nothing."""
+        self._check_not_closed()
         places = self._edits.places()
         touched = {place[0] for place in places.values() if place is not None}
         inserted, missing = self._edits.absent(places)
@@ -283,12 +304,9 @@ class DatasetUpdate:
             StorageError: a file could not be written.
             CommitUnknown: the store did not say whether the commit landed: call ``commit()`` again to settle it.
 
-        Whatever is raised but CommitUnknown: nothing was changed.
+        Whatever is raised but CommitUnknown: no sample was changed. A dataset of another program may have been adopted, which changes none.
         """
-        if self._closed:
-            raise SessionClosed(
-                "session already committed." if self._closed == "committed" else "the `with` block of this update has ended uncommitted."
-            )
+        self._check_not_closed()
         started = time.perf_counter()
         if not len(self):
             self._end("committed")
@@ -359,6 +377,12 @@ class DatasetUpdate:
         self._work = None
 
     # --- parts -------------------------------------------------------------------------------------------------------
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise SessionClosed(
+                "session already committed." if self._closed == "committed" else "the `with` block of this update has ended uncommitted."
+            )
 
     def _check_open(self) -> None:
         if self._closed:

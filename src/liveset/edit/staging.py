@@ -16,6 +16,7 @@ __all__ = ["Kind", "Staged", "StagedEdits"]
 
 LIMIT = 64_000_000
 """Bytes of samples that are kept in memory."""
+_STEP = 1 << 30  # bytes in one read; Linux never moves more than 2 GiB at once
 
 
 class Kind(IntEnum):
@@ -53,11 +54,14 @@ class StagedEdits:
         self._spilled: dict[Key, tuple[int, int, Kind]] = {}
         self._file: IO[bytes] | None = None
         self._end = 0
+        self._count = 0
 
     def put(self, key: Key, edit: Staged) -> None:
         """Keep an edit instead of an earlier one for the same key; ``StorageError`` when the temporary file cannot be written."""
         if (old := self._held.get(key)) is not None:
             self._held_bytes -= len(old.data)
+        elif key not in self._spilled:
+            self._count += 1
         self._held[key] = edit
         self._held_bytes += len(edit.data)
         if self._held_bytes > self._limit:
@@ -69,7 +73,14 @@ class StagedEdits:
             return held
         offset, length, kind = self._spilled[key]
         assert self._file is not None
-        return Staged(os.pread(self._file.fileno(), length, offset), kind)
+        parts = []
+        while length > 0:
+            part = os.pread(self._file.fileno(), min(length, _STEP), offset)
+            if not part:
+                raise StorageError("the temporary file with the staged samples was cut short by another program.")
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return Staged(parts[0] if len(parts) == 1 else b"".join(parts), kind)
 
     def kind(self, key: Key) -> Kind | None:
         """Return what the edit of a key does; None when there is none."""
@@ -80,6 +91,7 @@ class StagedEdits:
 
     def discard(self, key: Key) -> None:
         """Forget the edit of a key."""
+        self._count -= key in self
         if (held := self._held.pop(key, None)) is not None:
             self._held_bytes -= len(held.data)
         self._spilled.pop(key, None)
@@ -88,7 +100,7 @@ class StagedEdits:
         return key in self._held or key in self._spilled
 
     def __len__(self) -> int:
-        return len(self._held) + len(self._spilled.keys() - self._held.keys())
+        return self._count
 
     def __iter__(self) -> Iterator[Key]:
         """Yield the keys in the order in which each was staged first."""
@@ -96,7 +108,7 @@ class StagedEdits:
 
     def close(self) -> None:
         """Forget everything; the temporary file goes."""
-        self._held, self._spilled, self._held_bytes = {}, {}, 0
+        self._held, self._spilled, self._held_bytes, self._count = {}, {}, 0, 0
         if self._file is not None:
             self._file.close()
             self._file = None

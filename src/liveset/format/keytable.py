@@ -10,7 +10,8 @@ removes samples, whatever the size of the chunks.
 
 Layout, little-endian, each section padded to a multiple of 8 bytes::
 
-    header      "LSKEYS02", u8 kind (0 text, 1 int), 7 bytes 0, u64 rows, u64 live rows, u64 bytes of the directory, u64 bytes of the heap,
+    header      "LSKEYS02" ("LSKEYS03" where slots became free), u8 kind (0 text, 1 int), 7 bytes 0, u64 rows, u64 live rows, u64 bytes of the
+                directory, u64 bytes of the heap,
                 u64 xxh3-64 of all that follows the header and, before it, of the header without this
     hashes      u64[rows]       xxh3-64 of the key's bytes, ascending
     keys        i64[rows] for int keys; u64[rows + 1] bounds in the heap for text
@@ -35,11 +36,12 @@ import msgspec
 import numpy as np
 import xxhash
 
-from liveset.errors import Corrupt, DuplicateKeys
+from liveset.errors import Corrupt, DuplicateKeys, UnsupportedFormat
 
 Key: TypeAlias = str | int
 
 MAGIC = b"LSKEYS02"
+MAGIC_REMOVED = b"LSKEYS03"  # who does not know of free slots must not guess
 DELETED = 0xFFFFFFFF
 _HEADER = struct.Struct("<8sB7xQQQQ")
 _CHECK = struct.Struct("<Q")
@@ -211,7 +213,7 @@ def pack_table(rows: Rows) -> list[bytes]:
     if rows.removed:
         listed = [(*entry, 0) for entry in listed] + [(chunk, 0, len(free)) for chunk, free in rows.removed.items()]
     directory = msgspec.json.encode(listed)
-    header = _HEADER.pack(MAGIC, int(keys.kind is int), len(keys), len(order), len(directory), len(heap))
+    header = _HEADER.pack(MAGIC_REMOVED if rows.removed else MAGIC, int(keys.kind is int), len(keys), len(order), len(directory), len(heap))
     free = b"".join(slots.astype("<u4").tobytes() for slots in rows.removed.values())
     sections = [keys.hashes.tobytes(), column, chunks.tobytes(), slots.tobytes(), order.tobytes(), directory, heap, free]
     body = [header, *map(_padded, sections)]
@@ -256,7 +258,9 @@ class KeyTable:
     def __init__(self, buffer: Any, file: str = "") -> None:
         """Check the header and the sections; ``Corrupt`` names ``file``."""
         view = memoryview(buffer)
-        if len(view) < _BODY or bytes(view[:8]) != MAGIC:
+        if bytes(view[:6]) == MAGIC[:6] and (number := bytes(view[6:8])).isdigit() and number > MAGIC_REMOVED[6:]:
+            raise UnsupportedFormat(f"{file} was written by a newer liveset. Update liveset.", file=file)
+        if len(view) < _BODY or bytes(view[:8]) not in (MAGIC, MAGIC_REMOVED):
             raise Corrupt(f"{file} is not a key table.", file=file)
         self.file, self._view = file, view
         if len(view) <= CHECKED_SIZE:

@@ -33,12 +33,12 @@ _READ = os.O_RDONLY | getattr(os, "O_BINARY", 0)  # the latter for Windows, wher
 class LocalStore:
     """A dataset in a directory of this machine; reading never creates anything."""
 
-    def __init__(self, root: str | os.PathLike[str], *, lock_timeout: float = 60.0, files: Files | None = None) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, lock_timeout: float = 300.0, files: Files | None = None) -> None:
         self._root = os.path.abspath(os.fspath(root))
         self._lock_timeout = lock_timeout
         self._files = Files() if files is None else files
         self._unsynced: set[str] = set()
-        self._holder: int | None = None
+        self._holder: tuple[int, int] | None = None
 
     @property
     def url(self) -> str:
@@ -213,7 +213,7 @@ class LocalStore:
     def exclusive(self) -> Iterator[None]:
         """Holds the lock, so that nobody else swaps the head meanwhile; what this thread does under it does not wait for it again."""
         with self._lock():
-            before, self._holder = self._holder, threading.get_ident()
+            before, self._holder = self._holder, (os.getpid(), threading.get_ident())
             try:
                 yield
             finally:
@@ -254,7 +254,7 @@ class LocalStore:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        if self._holder == threading.get_ident():
+        if self._holder == (os.getpid(), threading.get_ident()):  # a forked child has threads of the same number
             yield
             return
         path = self._path(_LOCK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import random
 import sys
@@ -14,6 +15,8 @@ from liveset.errors import StorageError, UnsafeStore
 
 __all__ = ["locked"]
 
+_log = logging.getLogger("liveset")
+_PATIENCE = 5.0  # seconds until somebody who waits is told why
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
@@ -34,14 +37,18 @@ def locked(path: str, timeout: float) -> Iterator[None]:
         # A colleague's lock file in a shared folder: reading it is enough to lock it.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        deadline = time.monotonic() + timeout
-        pause = 0.0005
+        started = time.monotonic()
+        pause, told = 0.0005, False
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() >= deadline:
+                waited = time.monotonic() - started
+                if waited >= _PATIENCE and not told:
+                    told = True
+                    _log.warning("waiting for %s, which another writer holds; up to %g seconds.", path, timeout)
+                if waited >= timeout:
                     raise StorageError(f"{path} has been locked by another writer for {timeout:g} seconds.", file=path) from None
                 time.sleep(pause * random.uniform(0.5, 1))
                 pause = min(2 * pause, 0.02)
