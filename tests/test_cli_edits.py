@@ -174,10 +174,13 @@ def test_delete_keys_from_a_file_and_stdin(
     listed = write(path, "bad.txt", "play-1\r\n\nplay-2\nplay-1")
     answer = told(capsys, "delete", path, "play-3", "--keys-from", listed)
     assert [answer[name] for name in COUNTS] == [3, 0, 3, 1]
+    assert told(capsys, "delete", path, "--keys-from", write(path, "bom.txt", "\ufeffplay-4\n"))["deleted"] == 1
+    with pytest.raises(SystemExit, match="' play-5 '"):
+        main(["delete", str(path), "--keys-from", str(write(path, "spaces.txt", " play-5 \n"))])
     stdin(monkeypatch, "-5\n4\n")
     assert told(capsys, "delete", numbered, "--keys-from", "-")["deleted"] == 2
     assert ids(numbered) == list(range(-4, 4))
-    assert call(capsys, "delete", path, "--keys-from", write(path, "empty.txt", ""))[:2] == (0, "nothing to change in version 2\n")
+    assert call(capsys, "delete", path, "--keys-from", write(path, "empty.txt", ""))[:2] == (0, "nothing to change in version 3\n")
 
 
 def test_delete_of_unknown_keys(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,7 +355,7 @@ def test_the_first_edit_adopts_a_dataset_of_the_old_tool(name: str, tmp_path: Pa
         (["apply", "PATH", "labels.csv", "--key", "who"], 1, "no column 'who' holds the keys"),
         (["apply", "PATH", "lables.csv"], 1, "no field 'lable'"),
         (["apply", "PATH", "twice.csv"], 1, "'play-3' occurs more than once"),
-        (["apply", "PATH", "new.csv", "--on-missing", "insert"], 1, "the row for the key 'play-10': the fields pair[0]"),
+        (["apply", "PATH", "new.csv", "--on-missing", "insert"], 1, "new.csv, row 1 (key 'play-10'): the fields pair[0]"),
         (["apply", "nowhere", "labels.csv"], 1, "nowhere"),
     ],
     ids=lambda part: " ".join(part[:1] + part[2:]) if isinstance(part, list) else "",
@@ -399,6 +402,7 @@ def test_a_dataset_without_keys(tmp_path: Path, capsys: pytest.CaptureFixture[st
         code, _, err = call(capsys, argv[0], tmp_path / "keyless", *argv[1:])
         assert code == 1
         assert "keys/" in err
+        assert argv[0] == "apply" or "build it with liveset keys build PATH --field NAME, or" in err
         assert len(err.splitlines()) == 1
 
 

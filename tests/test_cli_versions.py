@@ -87,10 +87,10 @@ def test_tag(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert liveset.StreamingDataset(path, version="paper").version == 1
     code, out, err = call(capsys, "tag", path, "paper", 2)
     assert (code, out) == (2, "")
-    assert "move=True" in err
+    assert "--move gives it to" in err
     code, _, err = call(capsys, "tag", path, "paper", 2, "--dry-run")
     assert code == 2
-    assert "move=True" in err
+    assert "--move gives it to" in err
     assert told(capsys, "tag", path, "paper", 2, "--move", "--yes") == {"tag": "paper", "version": 2, "dry_run": False}
     newest = liveset.StreamingDataset(path).version
     assert call(capsys, "tag", path, "x", "--dry-run")[1] == f"version {newest} would be tagged x\n"
@@ -137,6 +137,18 @@ def test_a_file_is_no_dataset(path: Path, capsys: pytest.CaptureFixture[str]) ->
         code, out, _ = call(capsys, *words, *more)
         assert (command, code) == (command, f"liveset: {file} is a file, and a dataset is a folder: the one that holds index.json.")
         assert out == ""
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "log", "restore 1", "keys list", "delete a", "compact", "repair", "demo"])
+def test_urls_are_not_taken_for_paths(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verb, *more = command.split()
+    words = [verb, more.pop(0)] if verb == "keys" else [verb]
+    code, out, err = call(capsys, *words, "s3://bucket/plays", *more)
+    assert (code, out, err) == ("liveset: s3://bucket/plays: URLs are not supported yet, only paths of this machine.", "", "")
+
+
+def test_urls_of_files_are_paths(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "info", f"file://{path}") == call(capsys, "info", path)
 
 
 def test_restore_asks_first(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -240,7 +240,7 @@ def test_a_head_that_another_program_left_is_never_built_upon(committed: MemoryS
 
 def test_a_head_put_back_as_told_can_be_built_upon(committed: MemoryStore) -> None:
     committed.foreign_head(unstamped(committed))
-    with pytest.raises(ForeignEdit, match="Put back the newest file"):
+    with pytest.raises(ForeignEdit, match="liveset repair"):
         append(committed, "d")
     committed.foreign_head(committed.read(version_name(2)))
     assert names(append(committed, "e")) == ["a", "b", "e"]

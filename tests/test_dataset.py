@@ -21,10 +21,10 @@ from liveset.errors import (
     Corrupt,
     DatasetNotFound,
     FormatError,
+    NotFound,
     PickleRefused,
     PositionOutOfRange,
     UnsupportedFormat,
-    VersionExpired,
     VersionNotFound,
 )
 from liveset.format.codec import Compression
@@ -176,7 +176,7 @@ def test_versions(ten: Path) -> None:
     with pytest.raises(VersionNotFound, match="3"):
         StreamingDataset(ten, version=3)
     (next(ten.glob("chunk-0-1-*.bin"))).unlink()
-    with pytest.raises(VersionExpired, match="version 1"):
+    with pytest.raises(NotFound, match="version 1.*liveset repair"):
         StreamingDataset(ten, version=1)[5]
 
 

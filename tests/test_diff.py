@@ -17,7 +17,7 @@ import liveset
 from liveset.cli import main
 from liveset.edit.changes import Replace
 from liveset.edit.commit import commit
-from liveset.errors import KeyNotFound, VersionExpired, VersionNotFound
+from liveset.errors import KeyNotFound, NotFound, VersionNotFound
 from liveset.format.chunk import pack_classic
 from liveset.format.codec import Compression
 from liveset.format.framed import pack_framed, pack_sample_compressed
@@ -155,7 +155,7 @@ def test_only_changed_chunks_are_read(tmp_path: Path) -> None:
     for name in touched:
         (tmp_path / name).unlink()
     assert found.added == 0
-    with pytest.raises(VersionExpired, match="does not exist"):
+    with pytest.raises(NotFound, match="does not exist"):
         assert diff(tmp_path, 1).changed
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -509,3 +511,93 @@ def test_chunks_of_new_samples_stay_below_what_the_format_can_hold(path: Path, m
             update.insert(f"k{number}", sample(number, "x" * 100))
         update.commit()
     assert [record.samples for record in open_snapshot(open_store(path)).index.chunks][5:] == [1, 1, 1, 1]
+
+
+def test_fields_with_dots_are_patched_as_they_are_named(tmp_path: Path) -> None:
+    one = {"id": "k1", "a.b": 1, "a": {"b": "x", "c.d": 2.0}, "": True}
+    write_dataset(tmp_path / "ds", [one], key="id")
+    with dataset_update(tmp_path / "ds") as update:
+        update.patch("k1", {"a.b": 7, "['a']['b']": "y", "a['c.d']": 3.0, "": False})
+        changed = {"id": "k1", "a.b": 7, "a": {"b": "y", "c.d": 3.0}, "": False}
+        assert update["k1"] == changed
+        with pytest.raises(
+            SampleError, match=r"there is no field 'a\.x': the samples have the fields id, a\.b, \['a'\]\['b'\], a\['c\.d'\]"
+        ):
+            update.patch("k1", {"a.x": 1})
+        with pytest.raises(SampleError, match=r"field 'a\.b' is str here, but the dataset has int"):
+            update.patch("k1", {"a.b": "y"})
+        assert update.apply({"k1": {"a.b": 8, "a": {"b": "z", "c.d": 4.0}}}) == 1
+        assert update["k1"] == {**changed, "a.b": 8, "a": {"b": "z", "c.d": 4.0}}
+        update.commit()
+    for name, value in (("a.b", {"a.b": 8}), ("['a']['b']", {"a": {"b": "z"}}), ("", {"": False})):
+        assert liveset.StreamingDataset(tmp_path / "ds", fields=[name])["k1"] == value
+
+
+def test_a_patch_that_does_not_fit_names_the_whole_field(tmp_path: Path) -> None:
+    one = {
+        "id": "k1",
+        "v": np.zeros(3, np.float32),
+        "im": liveset.Image(array=np.zeros((2, 2, 3), np.uint8)),
+        "meta": {"n": 1, "t": (1, "")},
+    }
+    write_dataset(tmp_path / "ds", [one], key="id")
+    with dataset_update(tmp_path / "ds") as update:
+        for changes, field, message in (
+            ({"im": None}, "im", "field 'im' is None here, but the dataset has image"),
+            ({"meta": {"n": "x", "t": (1, "")}}, "meta.n", "field 'meta.n' is str here, but the dataset has int"),
+            ({"meta": {"n": 1}}, "meta.t[0]", r"field 'meta\.t\[0\]' is missing here"),
+            ({"meta.t": (1, None)}, "meta.t[1]", r"field 'meta\.t\[1\]' is None here, but the dataset has str"),
+            ({"v": 1}, "v", r"field 'v' is int here, but the dataset has array\[float32, 1-d\]"),
+            ({"v": [1, 16777217]}, "v", r"field 'v': \[1, 16777217\] does not fit: the field holds array\[float32, 1-d\]"),
+            ({"v": ["x"]}, "v", "field 'v': .*does not fit"),
+            ({"v": np.zeros(3)}, "v", r"field 'v' is array\[float64, 1-d\] here, but the dataset has array\[float32, 1-d\]"),
+            ({"meta": {"n": "\ud800", "t": (1, "")}}, "meta.n", "field 'meta.n'"),
+            ({"im": b"no image"}, "im", "field 'im': "),
+        ):
+            with pytest.raises(SampleError, match=message) as caught:
+                update.patch("k1", changes)
+            assert caught.value.field == field
+            assert str(caught.value).count("field '") == 1
+        update.patch("k1", v=[1, 0.1])
+        np.testing.assert_array_equal(update["k1"]["v"], np.array([1, 0.1], np.float32))
+        assert update["k1"]["v"].dtype == np.float32
+        assert update["k1"]["meta"] == one["meta"]
+
+
+def test_a_patch_says_once_what_a_field_is(path: Path, tmp_path: Path) -> None:
+    with dataset_update(path) as update:
+        with pytest.raises(SampleError, match="both say what .* is"):
+            update.patch("k1", {"n": 1, "['n']": 1})
+        with pytest.raises(SampleError, match="there is no field 3"):
+            update.patch("k1", {3: 1})  # type: ignore[dict-item]
+        with pytest.raises(SampleError, match="'other'.*'k1'"):
+            update.patch("k1", {"['id']": "other"})
+        assert len(update) == 0
+    write_dataset(tmp_path / "nested", [{"meta": {"id": "k1", "n": 1}}], key="meta.id")
+    with dataset_update(tmp_path / "nested") as update:
+        for both in ({"meta.n": 1, "meta": {"id": "k1", "n": 2}}, {"meta": {"id": "k1", "n": 2}, "meta.n": 1}):
+            with pytest.raises(SampleError, match="the fields 'meta' and 'meta.n' both say what 'meta.n' is"):
+                update.patch("k1", both)
+        with pytest.raises(SampleError, match="'meta.id' says 'other'"):
+            update.patch("k1", meta={"id": "other", "n": 1})
+        with pytest.raises(SampleError, match="has none there"):
+            update.patch("k1", meta={"n": 1})
+        assert len(update) == 0
+        rows = [{"meta": {"id": "k1", "n": 3}}, {"meta": {"id": "k2", "n": 4}}]
+        assert update.apply(rows, on_missing="insert") == 2
+        assert [update[key] for key in ("k1", "k2")] == rows
+
+
+def test_a_row_that_cannot_be_applied_is_named(path: Path, tmp_path: Path) -> None:
+    table = tmp_path / "t.jsonl"
+    for line, message in (
+        ('{"key": "k50", "n": 1}', "(key 'k50'): the fields text are missing"),
+        ('{"key": "k4", "id": "k5"}', "(key 'k4'): field 'id' says 'k5'"),
+        ('{"key": "k2", "n": 1}', ": the key 'k2' occurs more than once ('k2' in rows 1 and 2)"),
+    ):
+        table.write_text('{"key": "k2", "n": 1}\n' + line + "\n")
+        where = f"{table}" if "more than once" in message else f"{table}, row 2 "
+        with dataset_update(path) as update:
+            with pytest.raises((SampleError, DuplicateKeys), match=re.escape(where + message)):
+                update.apply(table, key="key", on_missing="insert")
+            assert len(update) == 0

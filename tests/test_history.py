@@ -100,7 +100,8 @@ def test_there_is_no_history_where_nothing_is(tmp_path: Path) -> None:
     for call in (liveset.history, liveset.vacuum, lambda path: liveset.restore(path, 1), lambda path: liveset.untag(path, "x")):
         with pytest.raises(DatasetNotFound):
             call(tmp_path / "absent")
-    assert not liveset.was_committed(tmp_path / "absent", "job")
+    with pytest.raises(DatasetNotFound):
+        liveset.was_committed(tmp_path / "absent", "job")
 
 
 def test_was_committed_answers_what_commit_unknown_asks(tmp_path: Path) -> None:
@@ -162,3 +163,14 @@ def test_a_dry_run_of_keys_raises_what_building_them_would(tmp_path: Path) -> No
     liveset.build_keys_index(tmp_path, "id", verbose=False)
     with pytest.raises(liveset.KeysExist):
         liveset.build_keys_index(tmp_path, "id", dry_run=True, verbose=False)
+
+
+def test_a_tagged_version_behind_a_cut_history_is_listed(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "ds", range(4))
+    liveset.tag(tmp_path / "ds", "paper", 1)
+    for turn in range(70):
+        liveset.set_attributes(tmp_path / "ds", turn=turn)
+    liveset.vacuum(tmp_path / "ds", keep=1, grace=timedelta(0), dry_run=False)
+    listed = liveset.history(tmp_path / "ds")
+    assert (listed[-1].version, listed[-1].tags, listed[-1].available) == (1, ("paper",), True)
+    assert [version.version for version in listed] == [*range(73, 8, -1), 1]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import multiprocessing
 import os
 import pickle
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from liveset import StreamingDataset, build_keys_index, optimize
-from liveset.errors import DuplicateKeys, KeyConflict, KeyNotFound, KeysExist, OverwriteConflict, PositionOutOfRange, SampleError
+from liveset import StreamingDataset, adopt, build_keys_index, compact, dataset_update, history, optimize, transform, verify
+from liveset.errors import (
+    DuplicateKeys,
+    KeyConflict,
+    KeyNotFound,
+    KeysExist,
+    OverwriteConflict,
+    PositionOutOfRange,
+    SampleError,
+    StorageError,
+)
+from liveset.snapshot import open_snapshot
+from liveset.storage import open_store
+from liveset.storage.files import Files
+from liveset.storage.local import LocalStore
+from tests.support.foreign import write_foreign
 from tests.support.writing import write_dataset
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -193,6 +209,95 @@ def test_overwrite_leaves_no_stale_keys(plays: Path) -> None:
     assert pq.read_table(plays / "keys" / "shard-00000.parquet")["key"].to_pylist() == ["play-30", "play-31", "play-32"]
 
 
+OLD = [play(i) for i in range(10)]
+
+
+def new(i: int) -> dict[str, Any]:
+    return {"id": f"new-{i}", "n": -i}
+
+
+def overwrite(path: Path, fn: Callable[[int], Any] = new, **options: Any) -> None:
+    optimize(fn, range(3), path, mode="overwrite", key_fn="id", num_workers=1, **options)
+
+
+def old_by_key(path: Path, version: int | None = None) -> list[Any]:
+    ds = StreamingDataset(path, version=version)
+    return [ds[sample["id"]] for sample in OLD]
+
+
+def test_an_overwrite_of_another_programs_dataset_keeps_its_keys(tmp_path: Path) -> None:
+    write_foreign(tmp_path, OLD)
+    overwrite(tmp_path, author="ann")
+    assert [(entry.version, entry.op, entry.author) for entry in history(tmp_path)] == [
+        (2, "overwrite", "ann"),
+        (1, "adopt", "ann"),
+        (0, "foreign", ""),
+    ]
+    assert StreamingDataset(tmp_path)["new-2"] == new(2)
+    assert old_by_key(tmp_path, 0) == old_by_key(tmp_path, 1) == OLD
+
+
+def test_an_overwrite_that_fails_does_not_take_the_only_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_foreign(tmp_path, OLD)
+    rename, swaps = Files.rename, list[str]()
+
+    def fails(self: Files, old: str, name: str) -> None:
+        if name.endswith("index.json"):
+            swaps.append(name)
+            if len(swaps) == 2:
+                raise OSError(errno.EIO, "the disk is gone")
+        rename(self, old, name)
+
+    monkeypatch.setattr(Files, "rename", fails)
+    with pytest.raises(StorageError, match="the disk is gone"):
+        overwrite(tmp_path)
+    assert old_by_key(tmp_path) == old_by_key(tmp_path, 0) == OLD
+    listed = {record.filename for version in (0, 1) for record in open_snapshot(open_store(tmp_path), version).index.chunks}
+    assert {file.name for file in tmp_path.glob("chunk-*")} == listed
+    assert len(list((tmp_path / "_liveset/keys").iterdir())) == 1
+
+
+@pytest.mark.parametrize("damage", ["keys", "repeated", "chunk"])
+def test_what_is_damaged_can_be_overwritten(tmp_path: Path, damage: str) -> None:
+    write_foreign(tmp_path, [play(0), *OLD[1:]])
+    shard = tmp_path / "keys/shard-00000.parquet"
+    if damage == "keys":
+        shard.write_bytes(shard.read_bytes()[:-20])
+    elif damage == "repeated":
+        table = pq.read_table(shard)
+        pq.write_table(table.set_column(0, "key", [["play-0"] * 10]), shard)
+    else:
+        next(tmp_path.glob("chunk-*")).unlink()
+    overwrite(tmp_path)
+    assert [StreamingDataset(tmp_path)[f"new-{i}"] for i in range(3)] == [new(i) for i in range(3)]
+
+
+@pytest.mark.parametrize(("how", "force"), [("adopt", False), ("edit", False), ("edit", True), ("foreign", False), ("foreign", True)])
+def test_others_change_another_programs_dataset_that_is_overwritten(tmp_path: Path, how: str, force: bool) -> None:
+    write_foreign(tmp_path, OLD)
+
+    def fn(i: int) -> dict[str, Any]:
+        if i == 1 and how == "adopt":
+            adopt(tmp_path)
+        elif i == 1 and how == "edit":
+            with dataset_update(tmp_path) as update:
+                update["play-3"] = {**play(3), "n": 33}
+                update.commit()
+        elif i == 1:
+            index = json.loads((tmp_path / "index.json").read_bytes())
+            (tmp_path / "index.json").write_text(json.dumps(index | {"updated_at": "7"}))
+        return new(i)
+
+    if how == "adopt" or force:
+        overwrite(tmp_path, fn, force=force)
+        assert StreamingDataset(tmp_path)["new-2"] == new(2)
+    else:
+        with pytest.raises(OverwriteConflict):
+            overwrite(tmp_path, fn)
+        assert StreamingDataset(tmp_path)["play-3"]["n"] == (33 if how == "edit" else 3)
+    assert old_by_key(tmp_path, 0) == OLD
+
+
 def test_a_keys_folder_of_others_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "shard-00000.parquet").write_bytes(b"theirs")
@@ -334,6 +439,52 @@ def test_keys_of_a_foreign_store_are_read_and_taken_over_by_an_append(plays: Pat
     assert [ds[f"play-{i}"] for i in range(12)] == [play(i) for i in range(12)]
 
 
+@pytest.mark.parametrize("error", [SystemExit, MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: build_keys_index(path, "id", overwrite=True, verbose=False),
+        lambda path: append(path, range(20, 24)),
+        lambda path: optimize(play, range(10), path, mode="append", on_duplicate="replace", num_workers=1),
+        lambda path: transform(path, lambda sample: {**sample, "n": -1}, verbose=False),
+        lambda path: transform(path, lambda sample: {**sample, "more": 1}, verbose=False),
+        lambda path: compact(path, small=1),
+    ],
+)
+def test_what_landed_stays_whatever_ends_the_program_then(
+    plays: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], error: type[BaseException]
+) -> None:
+    append(plays, [10])
+    append(plays, [11])
+    swap = LocalStore.swap_head
+
+    def ends(self: LocalStore, *arguments: Any) -> Any:
+        swap(self, *arguments)
+        raise error
+
+    monkeypatch.setattr(LocalStore, "swap_head", ends)
+    with pytest.raises(error):
+        change(plays)
+    monkeypatch.undo()
+    ds = StreamingDataset(plays)
+    assert ds.version == 4
+    assert verify(plays).ok
+    assert [ds[f"play-{i}"]["id"] for i in range(12)] == [f"play-{i}" for i in range(12)]
+
+
+def test_keys_that_did_not_land_leave_no_file(plays: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files(plays)
+
+    def fails(*_: Any) -> None:
+        raise StorageError("the disk is gone")
+
+    monkeypatch.setattr(LocalStore, "swap_head", fails)
+    with pytest.raises(StorageError, match="the disk is gone"):
+        build_keys_index(plays, "id", overwrite=True, verbose=False)
+    monkeypatch.undo()
+    assert files(plays).items() - before.items() <= {("_liveset/versions/00000001.json", before["index.json"])}
+
+
 # --- from anywhere -------------------------------------------------------------------------------------------------------
 
 
@@ -391,3 +542,25 @@ def test_racing_appends_keep_keys_unique(plays: Path) -> None:
     heads = [plays / "index.json", *(plays / "_liveset" / "versions").iterdir()]
     named = [json.loads(head.read_bytes())["edit"]["key_files"] for head in heads]
     assert tables == {name for files in named for name in (*files["base"], *files["deltas"])}
+
+
+@pytest.mark.parametrize("key", ["\ud800", "k\udfff", b"\xff"])
+def test_keys_that_are_no_unicode_are_refused_everywhere(key: Any, plays: Path) -> None:
+    ds = StreamingDataset(plays)
+    looks: list[Callable[[Any], Any]] = [ds.keys.__contains__, ds.get_by_key, lambda key: ds.get_by_keys(["play-1", key])]
+    for look in looks:
+        with pytest.raises(TypeError, match="Unsupported key type: (text that is not valid Unicode|bytes that are not UTF-8)"):
+            look(key)
+    with dataset_update(plays) as update:
+        edits: list[Callable[[Any], object]] = [update.__contains__, update.__getitem__, update.__delitem__]
+        edits += [functools.partial(update.insert, sample=play(1)), functools.partial(update.patch, n=1)]
+        for edit in edits:
+            with pytest.raises(TypeError, match="Unsupported key type"):
+                edit(key)
+        with pytest.raises(SampleError, match="the table, row 2: Unsupported key type"):
+            update.apply([{"id": "play-1", "n": 1}, {"id": key, "n": 1}])
+        assert len(update) == 0
+    with pytest.raises(SampleError, match="the key from key_fn cannot be used: Unsupported key type") as caught:
+        optimize(play, range(3), plays.parent / "new", key_fn=lambda _: key, num_workers=1)
+    assert "input" in str(caught.value)
+    assert not (plays.parent / "new" / "index.json").exists()

@@ -265,6 +265,12 @@ def test_force_replaces_keys_too(tmp_path: Path) -> None:
         optimize(fn, range(10), tmp_path, mode="append", force=True)
 
 
+def test_nullable_fields_are_a_list(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"`nullable` is a list of names of fields, as in nullable=\['id'\]"):
+        optimize(lambda i: {"id": i}, range(3), tmp_path / "new", nullable="id")
+    assert not (tmp_path / "new").exists()
+
+
 def test_the_history_says_who_and_why(tmp_path: Path) -> None:
     optimize(pair, range(3), tmp_path, message="first", author="Ada")
     optimize(pair, range(3), tmp_path, mode="append")

@@ -173,6 +173,16 @@ def test_an_exported_copy_holds_chunks_index_and_keys_and_nothing_else(plays: Pa
     assert ds["k7"] == play(7)
 
 
+def test_an_export_into_the_dataset_itself_is_refused(plays: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(plays)
+    before = sorted(plays.rglob("*"))
+    for target in (plays / "sub", plays, tmp_path / "link/sub", plays / "sub/../other"):
+        with pytest.raises(ValueError, match="in the dataset itself"):
+            export(plays, target)
+    assert sorted(plays.rglob("*")) == before
+    export(plays, plays.parent / f"{plays.name}-beside")
+
+
 def test_a_failed_export_leaves_nothing(plays: Path, tmp_path: Path) -> None:
     next(plays.glob("chunk-0-1-*")).unlink()
     with pytest.raises(DatasetError):

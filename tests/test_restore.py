@@ -269,14 +269,14 @@ def test_a_vacuum_while_what_another_program_wrote_is_restored(tmp_path: Path, f
             return self.store.swap_head(data, expected, withdraw)
 
     store = Meanwhile(open_store(path))
-    old, base = open_snapshot(store, 0).index, open_snapshot(store).index
+    base = open_snapshot(store).index
     arguments = {"force": False, "session": None, "message": "", "author": ""}
     if forgets:
         with pytest.raises((ValueError, NotFound)):
-            _restore_foreign(store, old, base, **arguments)  # type: ignore[arg-type]
+            _restore_foreign(store, 0, base, **arguments)  # type: ignore[arg-type]
         assert liveset.StreamingDataset(path)[:] == [{"id": "other", "n": 0}]
     else:
-        index = _restore_foreign(store, old, base, **arguments)  # type: ignore[arg-type]
+        index = _restore_foreign(store, 0, base, **arguments)  # type: ignore[arg-type]
         publish_keys(store, index)
         assert store.swaps == 2
         check_restored(path)

@@ -10,12 +10,13 @@ import pickle
 import stat
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+import liveset
 from liveset.errors import Corrupt, DatasetNotFound, ForeignEdit, NotFound, StorageError, UnsafeStore
 from liveset.storage import Buffer, Store, Swap, open_store, version_name
 from liveset.storage.files import Files
@@ -314,9 +315,25 @@ def test_errors_survive_pickling(tmp_path: Path) -> None:
     assert (str(copy), copy.file) == (str(info.value), str(tmp_path / "absent"))
 
 
-def test_only_paths_can_be_opened() -> None:
-    with pytest.raises(ValueError, match="s3://"):
-        open_store("s3://bucket/dataset")
+URL = "s3://bucket/dataset"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: open_store(URL),
+        lambda: liveset.dataset_update(URL),
+        lambda: liveset.transform(URL, str),
+        lambda: liveset.compact(URL),
+        lambda: liveset.purge(URL, ["k"]),
+        lambda: liveset.adopt(URL),
+        lambda: liveset.build_keys_index(URL, "id"),
+        lambda: liveset.StreamingDataset(URL),
+    ],
+)
+def test_only_paths_can_be_opened(call: Callable[[], object]) -> None:
+    with pytest.raises(NotImplementedError, match="requires a local dataset directory so far, not s3://"):
+        call()
 
 
 def _race(root: str, number: int, turns: int) -> int:

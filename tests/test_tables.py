@@ -204,6 +204,7 @@ def test_a_key_with_two_rows_is_refused(far: bool, monkeypatch: pytest.MonkeyPat
     with pytest.raises(DuplicateKeys, match="the table: the key.* more than once") as caught:
         read(rows)
     assert set(caught.value.keys) == ({"a"} if far else {"a", "c"})
+    assert "('a' in rows 1 and 4)" in str(caught.value)
     with pytest.raises(DuplicateKeys):
         read([{"key": "1", "label": 1}, {"key": 1, "label": 2}], kind=int)
     with pytest.raises(DuplicateKeys):
@@ -288,11 +289,41 @@ def test_the_columns_of_a_whole_sample_cover_the_schema() -> None:
     assert table.covers(schema, ["label", "meta", "pair"])
 
 
+def test_a_table_knows_the_row_of_each_key(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t.jsonl", [{"id": "a", "label": 1}, {"id": "b", "note": ""}, {"id": "c", "label": 1}])
+    table = open_text(path)
+    assert [key for batch in table.batches() for key in batch.keys] == ["a", "c", "b"]
+    assert [table.where(key) for key in KEYS] == [f"{path}, row {row} (key {key!r})" for row, key in enumerate(KEYS, 1)]
+
+
 def test_a_table_is_read_once() -> None:
     table = open_text([{"id": "a", "label": 1}])
     assert len(list(table.batches())) == 1
     with pytest.raises(RuntimeError, match="open it again"):
         list(table.batches())
+
+
+def test_a_column_with_a_dot_is_the_field_of_that_name_first() -> None:
+    schema = Schema.of({"id": "", "a.b": 1, "a": {"b": "", "c": 1}, "": 1.0})
+    rows = [{"id": "k", "a.b": 1, "['a']['b']": "x", "a['c']": 2, "": 3}]
+    assert read(rows, schema=schema) == (["k"], {"a.b": [1], "['a']['b']": ["x"], "a['c']": [2], "": [3.0]})
+    assert open_text([{**rows[0], "id": "k"}], schema=schema).covers(schema)
+    assert read([{"id": "k", "a.b": 1, "a": {"b": "x"}}], schema=schema)[1] == {"a.b": [1], "a": [{"b": "x"}]}
+    with pytest.raises(SampleError, match="column 'a.b': 'x' does not fit: the field holds int"):
+        read([{"id": "k", "a.b": "x"}], schema=schema)
+    for other in ("['a']", "a.c", "a['c']"):
+        with pytest.raises(SampleError, match="both say what .* is"):
+            read([{"id": "k", "a": {}, "['a']['c']": 1, other: 1}], schema=schema)
+    with pytest.raises(SampleError, match="the columns .*a.c.* both say what 'a.c' is") as caught:
+        read([{"id": "k", "a.c": 1, "a['c']": 2}], schema=schema)
+    assert caught.value.field == "a.c"
+
+
+def test_the_key_may_stand_in_a_field_with_a_dot() -> None:
+    schema = Schema.of({"a.id": "", "a": {"id": "", "n": 1}})
+    rows = [{"a.id": "flat", "a": {"id": "nested", "n": 1}}]
+    assert read(rows, schema=schema, field="a.id") == (["flat"], {"a": [rows[0]["a"]]})
+    assert read([{"a": rows[0]["a"]}], schema=schema, field="['a']['id']") == (["nested"], {"a": [rows[0]["a"]]})
 
 
 # --- values ----------------------------------------------------------------------------------------------------------------
@@ -319,6 +350,9 @@ def one(value: Any, like: Any, folder: Path | None = None, *, nullable: bool = F
         ("+7", 1, 7),
         ("-0", 1, 0),
         ("3.0", 1, 3),  # columns with gaps, of other tools
+        ("9007199254740993.0", 1, (1 << 53) + 1),
+        ("-9223372036854775808.0", 1, -1 << 63),
+        ("9.007199254740993e15", 1, (1 << 53) + 1),
         ("7", 1.0, 7.0),
         (".5", 1.0, 0.5),
         ("1e3", 1.0, 1000.0),
@@ -348,6 +382,7 @@ def test_text_of_a_csv_becomes_what_the_field_holds(cell: str, like: Any, expect
     ("cell", "like"),
     [
         *((cell, 1) for cell in ("", "x", "1.5", "1_000", " 7", "true", "9223372036854775808", "1e400", "9" * 5000)),
+        *((cell, 1) for cell in ("9223372036854775808.0", "1e-400", "1e999999999", "1e-999999999", "9007199254740992.5", "nan")),
         *((cell, 1.0) for cell in ("", "x", "1,5", "1_0", "1e400", "0x10")),
         *((cell, True) for cell in ("", "yes", "2", " true")),
         *((cell, b"") for cell in ("", "x")),
@@ -395,6 +430,17 @@ def test_scalars_become_plain_values(value: Any, like: Any, expected: Any) -> No
         *((value, b"") for value in (None, "a", 7)),
         *((value, np.zeros(2, np.float32)) for value in (None, 1.0, "[1]", [1e300], [[1.0]], [1j], ["1"], [None], [[1], [1, 2]])),
         *((value, np.zeros(2, bool)) for value in ([1], [0.0])),
+        # Integers that the dtype does not hold exactly, and floats that may stand for another integer.
+        (2.0**53, 1),
+        *((value, np.zeros(2, np.float32)) for value in ([16777217], [16777217, 0.5], [-16777217, 1], np.array([16777217]))),
+        *((value, np.zeros(2, np.float16)) for value in ([2049], [70000], np.array([2049], np.uint16))),
+        *((value, np.zeros(2)) for value in ([(1 << 53) + 1], [(1 << 53) + 1, 0.5], [-1, (1 << 63) + 1], np.array([(1 << 53) + 1]))),
+        *((value, np.zeros(2, np.int64)) for value in ([2.0**53], [2.0**63], [(1 << 53) + 1, 1.0], np.array([2.0**63]), [(1 << 63) + 1])),
+        *((value, np.zeros(2, np.uint64)) for value in ([-1], [1 << 64], np.array([-1]))),
+        ([[(1 << 53) + 1, 0.5]], np.zeros((1, 2))),
+        # An array has a dtype, so what it holds is not rounded.
+        *((np.array([value]), np.zeros(2, np.float32)) for value in (0.1, 1e-300, 1e300)),
+        (np.array([0.1j]), np.zeros(2, np.complex64)),
     ],
 )
 def test_values_that_do_not_fit_are_refused(value: Any, like: Any) -> None:
@@ -412,6 +458,28 @@ def test_lists_become_arrays_of_the_dtype_of_the_field(dtype: str, source: str, 
     found = one(value, like, tmp_path if source == "csv" else None)
     assert found.dtype == like.dtype
     np.testing.assert_array_equal(found, like)
+
+
+def test_numbers_that_an_array_holds_are_taken_and_decimals_are_rounded(tmp_path: Path) -> None:
+    single = np.zeros(2, np.float32)
+    rounded = np.array([0.1, 1e-3, 16777216], np.float32)
+    np.testing.assert_array_equal(one([0.1, 1e-3, 16777216], single), rounded)
+    np.testing.assert_array_equal(one("[0.1, 1e-3, 16777216]", single, tmp_path), rounded)
+    np.testing.assert_array_equal(one([np.float64(0.1)], single), rounded[:1])
+    kept = np.array([0.5, np.nan, np.inf, -0.0])
+    np.testing.assert_array_equal(one(kept, single), kept.astype(np.float32))
+    np.testing.assert_array_equal(one(np.array([1 << 62, -1]), single), np.array([1 << 62, -1], np.float32))
+    np.testing.assert_array_equal(one(np.array([2.0**53, -1]), np.zeros(1, np.int64)), [1 << 53, -1])
+    np.testing.assert_array_equal(one([2.0, (1 << 53) - 1], np.zeros(1, np.int64)), [2, (1 << 53) - 1])
+    with pytest.raises(SampleError, match=re.escape("t.csv, row 1 (key 'a'), column 'x': [16777217] does not fit: the field holds array")):
+        one("[16777217]", single, tmp_path)
+
+
+@given(st.lists(st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False), min_size=1, max_size=3), st.sampled_from("bBeflqQd"))
+def test_no_integer_is_changed_on_its_way_into_an_array(values: list[Any], code: str) -> None:
+    with contextlib.suppress(SampleError):
+        found = one(values, np.zeros(1, np.dtype(code))).tolist()
+        assert [a for a in values if type(a) is int] == [b for a, b in zip(values, found, strict=True) if type(a) is int]
 
 
 def test_arrays_without_a_fixed_dtype_keep_theirs() -> None:
@@ -657,7 +725,7 @@ def test_memory_does_not_grow_with_a_file(suffix: str, tmp_path: Path) -> None:
         assert rows == count
         return peak
 
-    # Of each row only its key is kept, to find a second one: a number and its place in a set.
+    # Of each row only its key is kept, to find a second one: the number of its row and its place in a dict.
     assert measure(1_000_000) - measure(20_000) < 120 * 1_000_000
 
 

@@ -22,7 +22,16 @@ import liveset
 from liveset.edit.patch import join_parts, leaf_parts
 from liveset.edit.session import dataset_update
 from liveset.edit.splice import open_stored
-from liveset.errors import Corrupt, DatasetNotFound, OverwriteConflict, PickleRefused, SampleError, SchemaConflict, WorkerError
+from liveset.errors import (
+    Corrupt,
+    DatasetNotFound,
+    OverwriteConflict,
+    PickleRefused,
+    SampleError,
+    SchemaConflict,
+    SessionExpired,
+    WorkerError,
+)
 from liveset.format.codec import Compression
 from liveset.snapshot import open_snapshot
 from liveset.storage import open_store
@@ -503,8 +512,11 @@ def test_arguments_without_meaning(path: Path) -> None:
         transform(path, boom, num_workers=-1)
     with pytest.raises(DatasetNotFound):
         transform(path / "nothing", boom)
-    with pytest.raises(NotImplementedError):
-        transform("s3://bucket/ds", boom)
+    with pytest.raises(TypeError, match=r"`fields` is a list of names of fields, as in fields=\['n'\]"):
+        transform(path, boom, fields="n")
+    with pytest.raises(TypeError, match="`nullable` is a list of names"):
+        transform(path, boom, nullable="n")
+    assert open_snapshot(open_store(path)).version == 1
 
 
 def test_damaged_chunks_are_not_copied(path: Path) -> None:
@@ -643,6 +655,31 @@ def test_what_is_committed_stays_whatever_fails_later(path: Path, monkeypatch: p
     with pytest.raises(OSError, match="the disk is gone"):
         transform(path, NEW["add"])
     check(path, {key: NEW["add"](value) for key, value in samples().items()})
+
+
+@pytest.mark.parametrize(("fn", "more"), [(mark, {}), (NEW["add"], {}), (mark, {"start_method": "spawn", "num_workers": 1})])
+def test_a_purge_meanwhile_is_told_as_what_it_is(path: Path, fn: Callable[[Any], Any], more: dict[str, Any]) -> None:
+    with pytest.raises(SessionExpired, match=r"a purge has replaced it meanwhile.*Nothing was changed. Transform again"):
+        transform(path, meanwhile(lambda: liveset.purge(path, ["k17"]), fn, "k0"), **more)
+    expected = samples()
+    del expected["k17"]
+    check(path, expected)
+    assert chunk_files(path) == named(path)
+
+
+def test_keys_that_stand_in_another_field_meanwhile_stay_what_it_says(path: Path) -> None:
+    """What ``fn`` does to that field was not compared with the keys."""
+    with pytest.raises(OverwriteConflict, match="the keys of the samples are those in the field 'text' since meanwhile"):
+        transform(path, meanwhile(lambda: liveset.build_keys_index(path, "text", overwrite=True), mark))
+    assert liveset.StreamingDataset(path)["number 3"] == sample(3)
+    assert chunk_files(path) == named(path)
+    with pytest.raises(SampleError, match="holds the key"):
+        transform(path, mark)
+
+
+def test_keys_that_are_made_of_the_same_field_meanwhile(path: Path) -> None:
+    transform(path, meanwhile(lambda: liveset.build_keys_index(path, "id", overwrite=True), mark))
+    check(path, {key: mark(value) for key, value in samples().items()})
 
 
 def test_errors_in_samples_that_others_changed_name_them(path: Path) -> None:

@@ -27,8 +27,10 @@ from liveset.format.keytable import KeyColumn
 from liveset.format.stamp import Redirect, Redirects
 from liveset.snapshot import open_snapshot
 from liveset.storage import open_store
+from liveset.storage.local import LocalStore
 from liveset.tools.repair import RepairReport
 from liveset.tools.search import Found
+from liveset.tools.verify import Damage
 from tests.support.foreign import make_foreign, write_arrow
 from tests.support.writing import write_dataset
 
@@ -85,6 +87,15 @@ def files(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file() and file.name != "lock"}
 
 
+def kept(path: Path) -> list[bytes]:
+    """Return the damaged files that a repair has replaced."""
+    return sorted(file.read_bytes() for file in (path / "_liveset/quarantine").glob("*"))
+
+
+def used(path: Path) -> dict[str, bytes]:
+    return {name: data for name, data in files(path).items() if not name.startswith("_liveset/quarantine/")}
+
+
 def stays_repaired(path: Path, **options: Any) -> None:
     before = files(path)
     assert not liveset.repair(path, **options).done
@@ -123,6 +134,49 @@ def test_a_damaged_key_table_hides_no_damaged_chunk(plays: Path) -> None:
     damage(next((plays / "_liveset/keys").iterdir()))
     first, second = liveset.verify(plays).damaged
     assert (first.positions, first.keys, second.positions) == (range(4), (), range(0))
+
+
+def test_an_old_index_that_was_put_back_is_damage(plays: Path) -> None:
+    shutil.copy(plays / "_liveset/versions/00000001.json", plays / "older.json")
+    (plays / "index.json").unlink()
+    (plays / "older.json").rename(plays / "index.json")
+    assert liveset.verify(plays).ok, "nothing says that there was a second version"
+    edit(plays, 1, label=1)
+    edit(plays, 1, label=2)
+    (plays / "index.json").unlink()
+    shutil.copy(plays / "_liveset/versions/00000001.json", plays / "index.json")
+    assert liveset.verify(plays).damaged == (
+        Damage("index.json", "it is version 1, but version 2 is archived: it was put back or replaced"),
+    )
+    assert liveset.verify(plays, version=1).ok
+    liveset.repair(plays)
+    assert liveset.verify(plays).ok
+
+
+def test_an_index_of_another_program_beside_our_versions_is_damage(plays: Path) -> None:
+    index = json.loads((plays / "index.json").read_bytes())
+    del index["edit"]
+    (plays / "index.json").unlink()
+    (plays / "index.json").write_text(json.dumps(index))
+    (found,) = liveset.verify(plays).damaged
+    assert (found.file, "written by another program, but version 1" in found.problem) == ("index.json", True)
+
+
+def test_a_commit_during_verify_is_no_damage(plays: Path) -> None:
+    report = liveset.verify(plays, progress=lambda done, total: edit(plays, 1, label=done + 3))
+    assert report.ok
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("more", [1, -1])
+def test_a_wrong_count_in_the_index_is_damage(plays: Path, number: int, more: int) -> None:
+    index = json.loads((plays / "index.json").read_bytes())
+    index["chunks"][number]["chunk_size"] += more
+    (plays / "index.json").unlink()
+    (plays / "index.json").write_text(json.dumps(index))
+    first, second = liveset.verify(plays).damaged
+    assert (first.file, second.file) == ("index.json", index["chunks"][number]["filename"])
+    assert second.problem.startswith("the header item count is"), "without the name again"
 
 
 # --- verify: what is absent -------------------------------------------------------------------------------------------
@@ -233,6 +287,15 @@ def test_integers(tmp_path: Path) -> None:
     assert found(tmp_path, 7000, 1) == set()
 
 
+def test_a_deleted_integer_is_found(tmp_path: Path) -> None:
+    write_dataset(tmp_path, [{"n": i} for i in range(6990, 6998)], key="n")
+    with liveset.dataset_update(tmp_path) as update:
+        del update[6993]
+        update.commit()
+    places = {one.file.partition("-")[0]: one.place for one in liveset.verify(tmp_path, absent=[6993]).found}
+    assert places["_liveset/keys/delta"] == "row 0 of the key table (a deleted key)"
+
+
 def test_many_keys_at_once(tmp_path: Path) -> None:
     write_dataset(tmp_path, [{"t": "t" * (i % 7), "id": f"{i * 7919:08x}"} for i in range(300)], chunk_size=100, key="id")
     report = liveset.verify(tmp_path, absent=[f"{i:08x}" for i in range(0, 300 * 7919, 53)])
@@ -300,8 +363,7 @@ def test_the_newest_archived_version_becomes_the_newest(plays: Path, harm: Calla
     assert (head.op, head.version) == ("repair", newest + 2), "the number of the lost version is not used again"
     assert liveset.verify(plays).ok
     if harm is not lose:
-        kept = (plays / "_liveset/quarantine").iterdir()
-        assert [file.read_bytes() for file in kept] == [before["index.json"]]
+        assert kept(plays) == [before["index.json"]]
     stays_repaired(plays)
     edit(plays, 7, label=8)
     assert liveset.StreamingDataset(plays)["play-7"]["label"] == 8
@@ -317,6 +379,21 @@ def test_a_copy_gives_the_lost_version_back(plays: Path, backup: Path) -> None:
     assert (report.index, report.version, report.unlisted) == ("missing: version 2 of the copy", 3, ())
     assert content(plays) == content(plays, 2) == expected
     assert [version.version for version in liveset.history(plays)] == [3, 2, 1]
+    stays_repaired(plays, copy=backup)
+
+
+def test_a_copy_gives_back_the_last_version_whose_archive_is_damaged(plays: Path, backup: Path) -> None:
+    expected = content(plays)
+    edit(plays, 1, label=7)
+    damage(plays / "_liveset/versions/00000002.json")
+    damaged = (plays / "_liveset/versions/00000002.json").read_bytes()
+    lose(plays)
+    planned = liveset.repair(plays, copy=backup, dry_run=True)
+    report = liveset.repair(plays, copy=backup)
+    assert replace(planned, dry_run=False) == report
+    assert (report.index, report.version, report.older) == ("missing: version 2 of the copy", 4, ())
+    assert content(plays) == content(plays, 2) == expected
+    assert kept(plays) == [damaged]
     stays_repaired(plays, copy=backup)
 
 
@@ -426,12 +503,14 @@ def test_chunks_of_all_versions_and_key_tables_come_back(tmp_path: Path, level: 
     chunk(path, 1, 1).write_bytes(b"")
     damage(next((path / "_liveset/keys").iterdir()))
     damage(path / "_liveset/versions/00000001.json")
-    report = liveset.repair(path, copy=backup, dry_run=True)
-    assert (len(report.restored), report.left, report.older) == (4, (), ())  # the old chunk is seen when its version can be read
-    assert files(path) != expected
+    before = files(path)
+    planned = liveset.repair(path, copy=backup, dry_run=True)
+    assert files(path) == before
     report = liveset.repair(path, copy=backup)
-    assert report.ok
-    assert files(path) == expected
+    assert replace(planned, dry_run=False) == report
+    assert (len(report.restored), report.left, report.older) == (5, (), ())
+    assert used(path) == expected
+    assert kept(path) == sorted(before[one.file] for one in report.restored if one.file in before)
     assert all(one.source == f"{tmp_path}/backup/{one.file}" for one in report.restored)
     stays_repaired(path, copy=backup)
 
@@ -506,6 +585,46 @@ def test_readers_go_on_while_files_are_put_in_place(plays: Path, backup: Path) -
         assert (ds[0], ds[1]["id"]) == (first, "play-1")
 
 
+def test_files_that_hold_each_others_bytes_change_back(plays: Path) -> None:
+    """Each is the only source of the other."""
+    expected = used(plays)
+    a, b, c = (chunk(plays, number) for number in range(3))
+    first = a.read_bytes()
+    a.write_bytes(b.read_bytes())
+    b.write_bytes(c.read_bytes())
+    c.write_bytes(first)
+    before = files(plays)
+    planned = liveset.repair(plays, dry_run=True)
+    assert files(plays) == before
+    report = liveset.repair(plays)
+    assert replace(planned, dry_run=False) == report
+    assert (report.ok, report.left, len(report.restored)) == (True, (), 3)
+    assert used(plays) == expected
+    assert kept(plays) == sorted([first, expected[b.name], expected[c.name]])
+    stays_repaired(plays)
+
+
+def test_a_repair_that_died_has_lost_nothing(plays: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = used(plays)
+    a, b = chunk(plays, 0), chunk(plays, 1)
+    first = a.read_bytes()
+    a.write_bytes(b.read_bytes())
+    b.write_bytes(first)
+    publish = LocalStore.publish
+
+    def publish_and_die(*args: Any) -> bool:
+        publish(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "publish", publish_and_die)
+        with pytest.raises(KeyboardInterrupt):
+            liveset.repair(plays)
+    assert used(plays) != expected
+    assert liveset.repair(plays).ok
+    assert used(plays) == expected
+
+
 # --- repair: quarantine -----------------------------------------------------------------------------------------------
 
 
@@ -560,8 +679,9 @@ def test_quarantine_needs_keys_that_can_be_read(plays: Path) -> None:
     damage(chunk(plays, 1))
     damage(next((plays / "_liveset/keys").iterdir()))
     before = files(plays)
-    with pytest.raises(Corrupt, match="copy="):
-        liveset.repair(plays, quarantine=True)
+    for dry_run in (True, False):
+        with pytest.raises(Corrupt, match="copy="):
+            liveset.repair(plays, quarantine=True, dry_run=dry_run)
     assert files(plays) == before
 
 
@@ -574,8 +694,51 @@ def test_quarantine_is_for_datasets_of_ours(tmp_path: Path) -> None:
 
 
 def test_the_copy_must_be_another_folder(plays: Path) -> None:
-    with pytest.raises(ValueError, match="itself"):
-        liveset.repair(plays, copy=plays)
+    (plays.parent / "link").symlink_to(plays)
+    for copy in (plays, plays.parent / "link"):
+        with pytest.raises(ValueError, match="itself"):
+            liveset.repair(plays, copy=copy)
+
+
+@pytest.mark.parametrize("harm", [None, lose])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_wrong_path_is_not_a_copy_without_help(
+    plays: Path, tmp_path: Path, harm: Callable[[Path], None] | None, dry_run: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last commit would be lost by a typing error."""
+    if harm is not None:
+        harm(plays)
+    before = files(plays)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    for copy, error, said in (
+        ("absent", DatasetNotFound, "should be the copy, does not exist"),
+        ("empty", DatasetNotFound, "holds no dataset"),
+        ("file", DatasetNotFound, "is a file"),
+    ):
+        with pytest.raises(error, match=said):
+            liveset.repair(plays, copy=tmp_path / copy, dry_run=dry_run)
+        code, out, _ = call(capsys, "repair", plays, "--copy", tmp_path / copy, "--dry-run" if dry_run else "--yes")
+        assert said in str(code)
+        assert out == ""
+    with pytest.raises(NotImplementedError, match="is a URL"):
+        liveset.repair(plays, copy="s3://bucket/plays", dry_run=dry_run)
+    code = call(capsys, "repair", plays, "--copy", "s3://bucket/plays", "--yes")[0]
+    assert code == "liveset: s3://bucket/plays: URLs are not supported yet, only paths of this machine."
+    assert files(plays) == before
+
+
+def test_the_history_says_who_repaired_and_why(plays: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(chunk(plays, 0))
+    liveset.repair(plays, quarantine=True, message="a bad disk", author="ann")
+    lose(plays)
+    call(capsys, "repair", plays, "--yes", "-m", "a slip", "--author", "bob")
+    found = [(one.op, one.message, one.author) for one in liveset.history(plays)[:2]]
+    assert found == [("repair", "a slip", "bob"), ("replace", "", "")], "the quarantine was the lost version"
+    liveset.repair(plays, quarantine=True, message="a bad disk", author="ann")
+    assert [(one.op, one.message, one.author) for one in liveset.history(plays)[:1]] == [("repair", "a bad disk", "ann")]
+    with pytest.raises(TypeError, match="message="):
+        liveset.repair(plays, message=1)  # type: ignore[arg-type]
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
@@ -592,6 +755,8 @@ def test_verify_command(plays: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert call(capsys, "verify", plays) == (0, "ok: 3 chunks with 10 samples\n", "")
     code, out, _ = call(capsys, "verify", plays, "--absent", "play-5000", "--json")
     assert (code, json.loads(out)["found"]) == (0, [])
+    code, _, err = call(capsys, "verify", plays, "--absent", "")
+    assert (code, "--absent names an empty text" in err) == (2, True)
     code, out, _ = call(capsys, "verify", plays, "--absent", "play-5")
     assert code == 1
     assert f"  play-5: {chunk(plays, 1).name}, sample 1, field 'id'\n" in out
@@ -601,6 +766,35 @@ def test_verify_command(plays: Path, capsys: pytest.CaptureFixture[str]) -> None
     code, out, _ = call(capsys, "verify", plays, "--json")
     (told,) = json.loads(out)["damaged"]
     assert (told["positions"], told["samples"], told["keys"]) == ([8, 10], 2, ["play-8", "play-9"])
+
+
+def test_verify_command_tells_what_the_damage_is_to(plays: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = next((plays / "_liveset/keys").glob("base-*"))
+    damage(table)
+    hint = "Build the keys again with liveset keys build PATH --field NAME --overwrite."
+    code, out, _ = call(capsys, "verify", plays)
+    line = f"_liveset/keys/{table.name}: its checksum differs. {hint}"
+    assert (code, out.splitlines()[:2]) == (1, ["damaged: 1 key table", f"  {line}"])
+    assert "liveset repair" in out.splitlines()[2]
+    for more in ((), ("--quarantine",)):
+        code, out, _ = call(capsys, "repair", plays, "--yes", *more)
+        assert (code, out.splitlines()) == (1, [f"damaged: {line}", "nothing could be repaired"])
+    assert call(capsys, "keys", "build", plays, "--field", "id", "--overwrite", "--yes")[0] == 0
+    assert call(capsys, "verify", plays)[0] == 0
+    damage(chunk(plays, 1))
+    turn_a_bit(plays)
+    for table in (plays / "_liveset/keys").iterdir():
+        table.unlink()
+    out = call(capsys, "verify", plays)[1]
+    assert out.startswith("damaged: 2 of 3 chunks, 1 key table, index.json\n")
+    assert out.count(hint) == 1
+
+
+def test_verify_command_of_a_version(plays: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(chunk(plays, 1, 1))
+    assert call(capsys, "verify", plays)[0] == 0
+    assert call(capsys, "verify", plays, "--version", "2")[0] == 0
+    assert call(capsys, "verify", plays, "--version", "1")[0] == 1
 
 
 def test_repair_command(plays: Path, backup: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -642,3 +836,8 @@ def test_keys_that_lead_to_other_samples_are_found(tmp_path: Path) -> None:
     (damage,) = liveset.verify(tmp_path / "ds").damaged
     assert (damage.file, damage.positions, damage.keys) == (base.chunks[0].filename, range(4), ("k2", "k1"))
     assert "'k2' where it says 'k1'" in damage.problem
+
+
+def test_a_keyed_dataset_without_samples_is_whole(tmp_path: Path) -> None:
+    liveset.optimize(lambda i: None, range(3), tmp_path / "ds", key_fn="id", num_workers=1, verbose=False)
+    assert liveset.verify(tmp_path / "ds").ok

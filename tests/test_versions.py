@@ -9,10 +9,20 @@ from pathlib import Path
 
 import pytest
 
+import liveset
 from liveset.edit.changes import HISTORY, Append, SetAttributes
 from liveset.edit.commit import commit
 from liveset.edit.versions import list_versions, was_committed
-from liveset.errors import Corrupt, DatasetNotFound, ForeignEdit, OverwriteConflict, PositionOutOfRange, VersionExpired, VersionNotFound
+from liveset.errors import (
+    Corrupt,
+    DatasetNotFound,
+    ForeignEdit,
+    NotFound,
+    OverwriteConflict,
+    PositionOutOfRange,
+    VersionExpired,
+    VersionNotFound,
+)
 from liveset.format.index import ChunkRecord, Index
 from liveset.snapshot import open_snapshot
 from liveset.storage import Store, open_store, version_name
@@ -109,7 +119,7 @@ def test_a_chunk_that_is_gone_is_named(store: MemoryStore) -> None:
     snapshot = open_snapshot(store, 2)
     store.delete(["b"])
     assert bytes(snapshot.chunk_buffer(0)) == b"a"
-    with pytest.raises(VersionExpired, match=r"/b does not exist, but version 2"):
+    with pytest.raises(NotFound, match=r"/b does not exist, but version 2.*`liveset repair`"):
         snapshot.chunk_buffer(1)
     store.write("b", b"")
     with pytest.raises(Corrupt, match="truncated"):
@@ -192,7 +202,12 @@ def test_a_base_of_another_dataset_is_not_taken_for_an_ancestor() -> None:
 
 
 def test_nothing_was_committed_where_nothing_is(tmp_path: Path) -> None:
-    assert not was_committed(open_store(tmp_path / "absent"), "job")
+    """What a first commit leaves that did not land has no index yet; a path that is wrong must not say that nothing was done."""
+    assert not was_committed(open_store(tmp_path), "job")
+    with pytest.raises(DatasetNotFound, match="absent does not exist"):
+        liveset.was_committed(tmp_path / "absent", "job")
+    with pytest.raises(TypeError, match="session= must be text, not NoneType"):
+        was_committed(open_store(tmp_path), None)  # type: ignore[arg-type]
 
 
 def test_attributes_are_versioned(store: MemoryStore) -> None:

@@ -41,10 +41,10 @@ class KeyStore(Protocol):
         """Return the places of many keys of one type, already hashed."""
 
     def key_at(self, chunk: int, slot: int) -> Key:
-        """Return the key of a sample."""
+        """Return the key of a sample; where a purge erased it, a random one, which leads nowhere."""
 
     def keys_of(self, chunk: int) -> list[Key]:
-        """Return the keys of a chunk, slot by slot."""
+        """Return the keys of a chunk, slot by slot, like ``key_at``."""
 
 
 def open_keys(snapshot: Snapshot) -> KeyStore | None:
@@ -123,8 +123,14 @@ class TableKeys:
         for number, table in enumerate(self.tables):
             if (row := table.find_stored(stored, hashed)) is not None:
                 place = self._resolve(table.place(row), table)
-                return self._moved(place, number) if place is not None and self._removed else place
+                return self._there(self._moved(place, number) if self._removed else place) if place is not None else None
         return None
+
+    def _there(self, place: tuple[int, int]) -> tuple[int, int] | None:
+        """Return a place, or None when a purge erased the sample that stood there."""
+        erased = self._snapshot.index.chunks[place[0]].erased
+        at = bisect_left(erased, place[1])
+        return None if at < len(erased) and erased[at] == place[1] else place
 
     def _moved(self, place: tuple[int, int], known: int) -> tuple[int, int]:
         """Return where a sample stands now, of which the table number ``known`` says where it stood."""
@@ -151,7 +157,7 @@ class TableKeys:
             for i, chunk, slot in zip(left[hits].tolist(), chunks.tolist(), slots.tolist(), strict=True):
                 if chunk != DELETED:
                     place = self._number(table, chunk), slot
-                    places[i] = self._moved(place, number) if self._removed else place
+                    places[i] = self._there(self._moved(place, number) if self._removed else place)
             left = left[rows < 0]
         return places
 

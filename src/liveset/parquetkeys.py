@@ -1,7 +1,7 @@
 """Keys as Arrow columns: for those who ask for a table, and in the Parquet shards through which programs tell each other of keys.
 
-The shards of a dataset that another program wrote are searched row group by row group; those of ours are made from the key tables, and
-nothing of ours reads them back.
+The shards of a dataset that another program wrote are searched row group by row group; those of ours are made from the key tables, which
+answer for them. Only a compaction opens them, to see whether some keys are missing there.
 """
 
 from __future__ import annotations

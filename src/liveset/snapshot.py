@@ -138,27 +138,28 @@ class Snapshot:
             positions=gone,
         )
 
-    def gone(self, name: str) -> VersionExpired:
+    def gone(self, name: str) -> NotFound:
         """The error for a file of this version that is not there any more; it looks for the reason."""
         path = posixpath.join(self.store.url, name)
-        return VersionExpired(
-            f"{path} does not exist, but version {self.version} of the dataset needs it: {_why_gone(self)}",
-            file=path,
-            version=self.version,
-        )
+        kind, reason = _why_gone(self)
+        text = f"{path} does not exist, but version {self.version} of the dataset needs it: {reason}"
+        return kind(text, file=path, version=self.version)
 
 
-def _why_gone(snapshot: Snapshot) -> str:
+def _why_gone(snapshot: Snapshot) -> tuple[type[NotFound], str]:
     try:
         head = _head(snapshot.store)
     except DatasetError:
-        return "the dataset was removed."
+        return VersionExpired, "the dataset was removed."
     if snapshot.named.redirected(redirects_of(head)).chunks != snapshot.index.chunks:
-        return "a purge has replaced it meanwhile. Open the version again."
+        return VersionExpired, "a purge has replaced it meanwhile. Open the version again."
     fence = head.edit.fence if head.edit is not None else None
     if fence is None or fence.keeps(snapshot.version):
-        return "it was deleted, and not by a vacuum of liveset."
-    return (
+        return (
+            NotFound,
+            "it was deleted, and not by a vacuum of liveset. `liveset repair` brings it back from another copy, if there is one.",
+        )
+    return VersionExpired, (
         f"a vacuum (version {fence.version}) removed what only versions before {fence.expired_before} needed. Open a newer version; "
         "pin=True or a tag keeps one for longer than the vacuum does."
     )

@@ -14,7 +14,7 @@ from liveset.cli.edits import edits
 from liveset.cli.entities import AllowPickle, At, as_version, entities
 from liveset.cli.upkeep import upkeep
 from liveset.cli.usage import usage_errors
-from liveset.cli.versions import AsJson, DatasetPath, versions
+from liveset.cli.versions import AsJson, DatasetPath, local_path, versions
 
 SAMPLES = "Samples and keys"
 
@@ -54,7 +54,10 @@ def demo(
     path: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[PATH]", help="Where to write; a temporary directory, removed afterwards, if not given.", show_default=False
+            metavar="[PATH]",
+            help="Where to write; a temporary directory, removed afterwards, if not given.",
+            callback=local_path,
+            show_default=False,
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,

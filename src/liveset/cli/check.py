@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import liveset
-from liveset.cli.usage import usage_errors
-from liveset.cli.versions import AsJson, DatasetPath, DryRun, Yes, parse_version
+from liveset.cli.entities import At, as_version
+from liveset.cli.usage import reworded, usage_errors
+from liveset.cli.versions import AsJson, Author, DatasetPath, DryRun, Message, Yes, local_path, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,11 +57,12 @@ def verify(
         list[str] | None,
         typer.Option("--absent", metavar="KEY", help="Search all files for this key or text, too; several times.", show_default=False),
     ] = None,
+    version: At = None,
     as_json: AsJson = False,
 ) -> None:
     """Read every chunk, compare it with its checksum and decode its samples; exit code 1 if anything is damaged or not absent."""
     with usage_errors():
-        report = liveset.verify(path, absent=_wanted(path, absent) if absent else ())
+        report = liveset.verify(path, version=as_version(version), absent=_wanted(path, absent) if absent else ())
     if as_json:
         typer.echo(json.dumps(_verify_as_dict(report), indent=2, ensure_ascii=False))
     else:
@@ -75,24 +78,30 @@ def verify(
 def repair(
     path: DatasetPath,
     copy: Annotated[
-        Path | None, typer.Option("--copy", metavar="PATH", help="Another copy of the dataset; it is only read.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--copy", metavar="PATH", help="Another copy of the dataset; it is only read.", callback=local_path, show_default=False
+        ),
     ] = None,
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="Take chunks that cannot be restored out of the newest version.")
     ] = False,
+    message: Message = "",
+    author: Author = "",
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Put right a lost index and damaged files, from what is there and from another copy; exit code 1 if something stays damaged."""
     with usage_errors():
-        report = liveset.repair(path, copy=copy, quarantine=quarantine, dry_run=dry_run or not yes)
+        act = partial(liveset.repair, path, copy=copy, quarantine=quarantine, message=message, author=author)
+        report = act(dry_run=dry_run or not yes)
         if report.done and not dry_run and not yes:
             _print_repair(report, file=sys.stderr)
             print("Do it? [y/N] ", end="", file=sys.stderr, flush=True)
             if sys.stdin.readline().strip().lower() not in ("y", "yes"):
                 sys.exit("liveset: nothing was done; --yes does it without asking.")
-            report = liveset.repair(path, copy=copy, quarantine=quarantine)
+            report = act()
     if as_json:
         typer.echo(json.dumps(_repair_as_dict(report), indent=2, ensure_ascii=False))
     else:
@@ -173,17 +182,30 @@ def _print_verify(report: VerifyReport) -> None:
     if not report.damaged:
         typer.echo(f"ok: {report.chunks:,} chunks with {report.samples:,} samples")
     else:
-        typer.echo(f"damaged: {len(report.damaged):,} of {report.chunks:,} chunks")
+        typer.echo(f"damaged: {_counted(report)}")
     for damage in report.damaged:
         _print_damage("  ", damage)
+    if report.damaged:
+        typer.echo("liveset repair puts right what it can, with --copy from another copy of the dataset")
     if report.searched:
         typer.echo(f"{'found' if report.found else 'absent'}: {report.searched:,} files were searched")
     for found in report.found:
         typer.echo(f"  {found.what!s}: {found.file}, {found.place}")
 
 
+def _counted(report: VerifyReport) -> str:
+    from liveset.edit.keyfiles import KEYS
+    from liveset.storage import HEAD
+
+    tables = sum(damage.file.startswith(KEYS) for damage in report.damaged)
+    index = any(damage.file == HEAD for damage in report.damaged)
+    chunks = len({damage.file for damage in report.damaged}) - tables - index
+    parts = [f"{chunks:,} of {report.chunks:,} chunks"] * bool(chunks) + [f"{tables:,} key table{'s' * (tables > 1)}"] * bool(tables)
+    return ", ".join(parts + [HEAD] * index)
+
+
 def _print_damage(start: str, damage: Damage, file: Any = None) -> None:
-    typer.echo(f"{start}{damage.file}: {damage.problem}", file=file)
+    typer.echo(f"{start}{damage.file}: {reworded(damage.problem)}", file=file)
     if damage.positions:
         first, last = damage.positions[0], damage.positions[-1]
         keys = ", ".join(map(str, damage.keys[:_TOLD])) + (", ..." if len(damage.positions) > _TOLD else "")

@@ -286,7 +286,8 @@ def read_keys(path: Path, texts: Sequence[str] | None, file: str | None, integer
     found = list(texts or ())
     if file is not None:
         with usage_errors(), _opened(file) as lines:
-            found += filter(None, (line.decode().rstrip("\r\n") for line in lines))
+            text = lines.read().decode("utf-8-sig")  # which leaves out the mark that some editors put first
+            found += filter(None, (line.rstrip("\r") for line in text.split("\n")))
     kind = liveset.StreamingDataset(path).keys.kind
     return list(dict.fromkeys(parse_key(text, kind, integer) for text in found))
 

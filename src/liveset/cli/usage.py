@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
 
 from liveset.errors import DatasetError
+
+# What the library calls its arguments and functions, and what they are here.
+_WORDS = (
+    (r"\b(?:liveset\.)?build_keys_index\(path, key_fn\)", "liveset keys build PATH --field NAME"),
+    (r"\b(?:liveset\.)?build_keys_index(?:\(\.\.\., overwrite=True\))?", "liveset keys build PATH --field NAME --overwrite"),
+    (r"\b(move|overwrite|quarantine|force)=True\b", r"--\1"),
+    (r"\ballow_pickle=True\b", "--allow-pickle"),
+    (r"\b(absent|copy)=", r"--\1"),
+)
+
+
+def reworded(text: str) -> str:
+    """Return a message of the library in words of the command line."""
+    for pattern, word in _WORDS:
+        text = re.sub(pattern, word, text)
+    return text
 
 
 @contextmanager
@@ -18,4 +35,4 @@ def usage_errors() -> Iterator[None]:
     except DatasetError:
         raise
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(reworded(str(error))) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,9 +12,8 @@ import numpy as np
 from liveset.edit.cells import reader
 from liveset.errors import SampleError
 from liveset.format.infer import JSON_FORMATS, describe
-from liveset.format.tree import Branch, Leaf, Node
+from liveset.format.tree import Branch, Leaf, Node, parse_path
 
-_STEP = re.compile(r"\[(-?\d+)\]|\.?([^.\[\]]+)")
 _EXPRESSIBLE = JSON_FORMATS | {"text", "numpy", "no_header_numpy", "tensor", "no_header_tensor"}
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -69,7 +67,10 @@ def with_fields(root: Node, stored: Any, values: Sequence[tuple[str, Any]]) -> A
     """
     sample = stored
     for name, value in values:
-        steps = [name] if isinstance(sample, Mapping) and name in sample else [int(i) if i else part for i, part in _STEP.findall(name)]
+        try:
+            steps = [name] if isinstance(sample, Mapping) and name in sample else list(parse_path(name))
+        except LookupError as error:
+            raise SampleError(f"there is no field {name!r}.", field=name) from error
         sample = _replaced(root, sample, steps, value, name)
     return sample
 

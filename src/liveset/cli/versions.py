@@ -21,7 +21,21 @@ if TYPE_CHECKING:
 
 versions = typer.Typer()
 
-DatasetPath = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of the dataset.", show_default=False)]
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!$)")
+
+
+def local_path(path: Path | None) -> Path | None:
+    """Refuse URLs, of which ``Path`` makes paths of this machine: ``s3:/bucket``."""
+    found = _URL.match(str(path or ""))
+    if found is not None and found[1] == "file":
+        return Path(str(path).removeprefix("file:"))
+    if found is not None:
+        text = str(path).replace(":/", "://", 1)
+        raise liveset.DatasetNotFound(f"{text}: URLs are not supported yet, only paths of this machine.", path=text)
+    return path
+
+
+DatasetPath = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of the dataset.", callback=local_path, show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]

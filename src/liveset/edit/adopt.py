@@ -21,9 +21,9 @@ from liveset.format.index import ChunkRecord, Index
 from liveset.format.stamp import HistoryEntry, KeyFiles
 from liveset.keystore import open_keys
 from liveset.snapshot import Snapshot, open_snapshot
-from liveset.storage import Store, open_store
+from liveset.storage import Store, open_store, version_name
 
-__all__ = ["Adoption", "adopt", "adopt_store", "remove_unnamed"]
+__all__ = ["Adoption", "adopt", "adopt_store", "adopt_version", "remove_unnamed"]
 
 _log = logging.getLogger("liveset")
 
@@ -75,6 +75,12 @@ def adopt_store(store: Store, *, message: str = "", author: str = "", keys: bool
         raise
     remove_unnamed(store, adoption.written, index)
     return index
+
+
+def adopt_version(store: Store, base: Index, *, author: str = "", keys: bool = True) -> Index | None:
+    """Adopt a dataset, and return the version that followed the one that another program wrote; None if that one is not ``base``."""
+    adopt_store(store, author=author, keys=keys)
+    return open_snapshot(store, 1).index if store.read(version_name(0)) == base.source else None
 
 
 def remove_unnamed(store: Store, written: Iterable[str], index: Index | None) -> None:

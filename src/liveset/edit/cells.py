@@ -1,12 +1,17 @@
-"""Cells of a table as values of a field: text of CSV, and scalars and lists of other libraries, become what the encoder takes."""
+"""Cells of a table as values of a field: text of CSV, and scalars and lists of other libraries, become what the encoder takes.
+
+No value is changed on the way. Integers come out exactly or are refused, and so do typed arrays and scalars whose dtype is not that of the
+field. Only numbers with a decimal point, in text or in lists, are rounded to the nearest float that the field holds, as 0.1 always is.
+"""
 
 from __future__ import annotations
 
 import datetime
+import decimal
 import math
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -17,13 +22,16 @@ from liveset.format.infer import describe
 from liveset.format.leaves import is_tensor
 from liveset.format.tree import Branch, Node
 
-__all__ = ["plain", "reader"]
+__all__ = ["ARRAYS", "plain", "reader"]
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?inf|nan", re.IGNORECASE)
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
+_EXACT = 1 << 53
+"""A float from here on may stand for another integer."""
 _BOOLS = {"true": True, "false": False, "1": True, "0": False}
 _BUILTIN = frozenset({str, int, float, bool, bytes, type(None), list, dict, datetime.datetime})
-_ARRAYS = ("no_header_numpy", "numpy", "no_header_tensor", "tensor")
+ARRAYS = ("no_header_numpy", "numpy", "no_header_tensor", "tensor")
 _MEDIA = ("image", "jpeg", "jpeg_array", "pil", "file")
 
 
@@ -55,9 +63,9 @@ def reader(node: Node, source: str) -> Callable[[Any], Any]:
             raise refuse(value, ", which only Python can give: pass rows as dicts")
         if value is None and name != "json":
             raise ValueError(f"the field holds {describe(node)} and never None")
-        if name in _ARRAYS:
+        if name in ARRAYS:
             return _array(name, argument, value, refuse)
-        if name == "int" and kind is float and value.is_integer() and abs(value) <= 1 << 53:
+        if name == "int" and kind is float and value.is_integer() and abs(value) < _EXACT:
             return int(value)  # a column with gaps, of other tools
         if name == "float" and kind is int and abs(value) <= 1 << 1023 and int(float(value)) == value:
             return float(value)
@@ -111,16 +119,27 @@ def _from_text(name: str, text: str) -> Any:
     if name in ("int", "float"):
         if _INTEGER.fullmatch(text):
             return int(text)
+        if name == "int":
+            return _whole(text)
         number = float(text) if _NUMBER.fullmatch(text) else None
         return text if number is None or (math.isinf(number) and "inf" not in text.lower()) else number
     if name == "bool":
         return _BOOLS.get(text.lower(), text)
-    if name in ("", "json", *_ARRAYS):
+    if name in ("", "json", *ARRAYS):
         try:
             return msgspec.json.decode(text)
         except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
             return text
     return text
+
+
+def _whole(text: str) -> Any:
+    """Return the integer that a decimal number such as ``3.0`` is; any other text stays text."""
+    number = decimal.Decimal(text) if _DECIMAL.fullmatch(text) else decimal.Decimal("nan")
+    if not number.is_finite() or number.adjusted() > 18:
+        return text
+    whole = int(number)
+    return whole if whole == number else text
 
 
 def _as_json(value: Any) -> Any:
@@ -134,7 +153,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _array(name: str, argument: str, value: Any, refuse: Callable[..., ValueError]) -> Any:
-    """Return an array or tensor; numbers must survive the dtype of the field, but for the rounding of floats."""
+    """Return an array or tensor; numbers must survive the dtype of the field, but for the rounding of the floats in lists."""
     if is_tensor(value) and "tensor" in name:
         return value
     if not (isinstance(value, list | tuple | np.ndarray) or is_tensor(value)):
@@ -152,7 +171,7 @@ def _array(name: str, argument: str, value: Any, refuse: Callable[..., ValueErro
         raise refuse(value)
     with np.errstate(all="ignore"):
         made = found.astype(dtype, copy=False)
-    if not _kept(found, made):
+    if not _kept(value, found, made):
         raise refuse(value)
     if "tensor" not in name:
         return made
@@ -160,11 +179,28 @@ def _array(name: str, argument: str, value: Any, refuse: Callable[..., ValueErro
     return torch.tensor(made, dtype=None if index is None else torch_dtype(index))
 
 
-def _kept(found: np.ndarray[Any, Any], made: np.ndarray[Any, Any]) -> bool:
-    if not found.size or found.dtype == made.dtype:
+def _kept(value: Any, found: np.ndarray[Any, Any], made: np.ndarray[Any, Any]) -> bool:
+    """Tell whether an array holds the values that were given: as a list, or as the array that was found."""
+    if not found.size:
         return True
     if (found.dtype.kind == "b") != (made.dtype.kind == "b"):
         return False
+    if not isinstance(value, list | tuple):
+        if found.dtype.kind in "fc" and made.dtype.kind in "fc":
+            return np.array_equal(found, made, equal_nan=True)
+        return found.dtype == made.dtype or bool(found.tolist() == made.tolist())  # numpy compares large integers as floats
+    pairs = zip(_numbers(value), made.ravel().tolist(), strict=True)
     if made.dtype.kind in "fc":
-        return bool(np.array_equal(np.isfinite(found), np.isfinite(made)))
-    return bool(np.array_equal(found, made))
+        return np.array_equal(np.isfinite(found), np.isfinite(made)) and all(a == b for a, b in pairs if type(a) is int)
+    return all(a == b and (type(a) is not float or abs(a) < _EXACT) for a, b in pairs)
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    """Yield the numbers of nested lists, as Python has them."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers(item)
+    else:
+        yield value

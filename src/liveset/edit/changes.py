@@ -129,11 +129,15 @@ class Retag:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Makes the content of an earlier version the newest: samples, keys, schema and attributes. ``force`` also undoes later commits."""
+    """Makes the content of an earlier version the newest: samples, keys, schema and attributes. ``force`` also undoes later commits.
+
+    ``staged`` names the files that it brings along; all others are those of the earlier version.
+    """
 
     op: ClassVar[str] = "restore"
     index: Index
     force: bool = False
+    staged: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +260,8 @@ def staged_files(change: Change) -> set[str]:
             names = {record.filename for record in (*change.records.values(), *change.added) if record is not None}
             names.update(change.key_files.tables if change.key_files is not None else ())
             names |= change.staged if isinstance(change, Purge) else frozenset()
+        case Restore():
+            names = files_of(change.index) & change.staged
         case _:
             names = set()
     keys = change.keys if isinstance(change, Append | Overwrite | SetKeys) else None

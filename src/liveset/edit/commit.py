@@ -218,7 +218,8 @@ class _Commit:
         path = f"{self.store.url}/{HEAD}"
         return ForeignEdit(
             f"{path} was removed, replaced or changed by another program: {reason}. Nothing was committed. "
-            f"Put back the newest file of {VERSIONS} as {HEAD}, or, to go on without the history, remove {VERSIONS} and the member `edit`.",
+            "Run `liveset repair` on it (or liveset.repair(path)): it makes the newest archived version the newest one again. To go on "
+            f"without the history, remove {VERSIONS} and the member `edit`.",
             file=path,
         )
 

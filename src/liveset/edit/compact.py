@@ -20,12 +20,13 @@ from liveset.edit.adopt import adopt_store, remove_unnamed
 from liveset.edit.changes import Replace
 from liveset.edit.chunkfiles import DEFAULT_CHUNK_SIZE
 from liveset.edit.commit import Policy, check_texts, commit, new_token
+from liveset.edit.editable import check_editable, check_intact
 from liveset.edit.keyfiles import KeyWriter, ids_of
 from liveset.edit.meter import Meter
 from liveset.edit.publish import publish_keys
 from liveset.edit.rebase import check_rebase
 from liveset.edit.splice import fresh_name
-from liveset.errors import CommitUnknown, Conflict, Corrupt, DatasetError, SampleError, SessionExpired, UnsupportedFormat
+from liveset.errors import CommitUnknown, Conflict, DatasetError, SampleError, SessionExpired
 from liveset.format import codec
 from liveset.format.arrow import end_mark, is_arrow
 from liveset.format.chunk import MAX_CHUNK_SIZE, Buffer, read_offsets
@@ -150,7 +151,7 @@ def compact_store(
         raise ValueError(f"small must be between 0 and 1, a part of the chunk size of the dataset: {small!r}.")
     check_texts(session=session, message=message, author=author)
     base = open_snapshot(store)
-    _check_layout(base)
+    check_editable(base.index.config or {}, store.url, "compacted")
     published = open_published(base) is not None
     if dry_run or base.index.edit is None:
         work = _Compaction(base, small, keys=keys)
@@ -402,9 +403,7 @@ class _Compaction:
     def _open(self, current: Snapshot, number: int) -> Buffer:
         record = current.index.chunks[number]
         name, buffer = current.chunk_file(number)
-        if record.check is not None and name == record.filename and not codec.verify(buffer, record.check):
-            # What is copied gets a new checksum, which must not vouch for damaged bytes.
-            raise Corrupt(f"{name} is damaged: its checksum differs from the index. Nothing was changed.", file=name)
+        check_intact(record, name, buffer)
         return self._plain(buffer, record)
 
     def _plain(self, buffer: Buffer, record: ChunkRecord) -> Buffer:
@@ -492,15 +491,8 @@ def _tables(index: Index) -> int:
     return len(_key_files(index).tables)
 
 
-def _check_layout(snapshot: Snapshot) -> None:
-    config = snapshot.index.config or {}
-    if config.get("encryption") is not None or config.get("item_loader") not in (None, "PyTreeLoader"):
-        what = f"needs the loader {config['item_loader']}" if config.get("encryption") is None else "is encrypted"
-        raise UnsupportedFormat(f"{snapshot.store.url} {what}: it cannot be compacted yet.")
-
-
 def _publish(store: Store, index: Index) -> None:
-    """Write the published keys again where some are missing: what is published of a version is never wrong."""
+    """Write the published keys again where some are missing, which they tell themselves: what is published of a version is never wrong."""
     if _tables(index) == 0:
         return
     try:

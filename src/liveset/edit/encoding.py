@@ -12,7 +12,7 @@ from liveset.format import images
 from liveset.format.leaves import is_tensor
 from liveset.format.media import File, Image, Jpeg, JpegArray, Text, decode_media, is_supported
 from liveset.format.schema import Encoder, Schema
-from liveset.format.tree import Leaf, Node
+from liveset.format.tree import Leaf, Node, Path
 
 __all__ = ["SampleEncoder"]
 
@@ -32,10 +32,11 @@ class SampleEncoder:
     Args:
         schema: of the dataset.
         allow_pickle: store objects of any type with pickle.
+        path: where the values stand in a sample, if they are not whole samples.
     """
 
-    def __init__(self, schema: Schema, *, allow_pickle: bool = False) -> None:
-        self._encoder = Encoder(schema, fixed=True, allow_pickle=allow_pickle)
+    def __init__(self, schema: Schema, *, allow_pickle: bool = False, path: Path = ()) -> None:
+        self._encoder = Encoder(schema, fixed=True, allow_pickle=allow_pickle, path=path)
         self._schema = schema
         self._has_media = any(map(is_supported, schema.formats))
 

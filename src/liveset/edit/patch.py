@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import msgspec
 
+from liveset.edit.cells import ARRAYS, reader
 from liveset.edit.encoding import SampleEncoder
 from liveset.errors import SampleError
 from liveset.format.schema import Schema
-from liveset.format.tree import Leaf, Node, leaves, path_text
+from liveset.format.tree import Branch, Leaf, Node, Path, locate, parse_path
 
 __all__ = ["PatchEncoder", "apply_patch", "join_parts", "join_patches", "leaf_parts"]
 
@@ -56,18 +59,46 @@ class PatchEncoder:
     """
 
     def __init__(self, schema: Schema, *, allow_pickle: bool = False) -> None:
-        self._fields = list(schema.fields)
+        self._fields, self._allow_pickle, self._root = list(schema.fields), allow_pickle, schema.root
         self._count = len(self._fields)
-        self._allow_pickle = allow_pickle
-        self._nodes: dict[str, tuple[Node, int]] = {}
+        self._places: dict[Path, tuple[int, int]] = {}
         self._list(schema.root, (), 0)
-        self._encoders: dict[str, tuple[SampleEncoder, int, int]] = {}
+        self._encoders: dict[str, tuple[SampleEncoder, Callable[[Any], Any] | None, int, int]] = {}
+        self._checked: set[tuple[str, ...]] = set()
+
+    def check(self, names: Iterable[str]) -> None:
+        """Check that a patch of these fields says of each place once what it is; ``SampleError`` names the field of which it does not."""
+        given = tuple(names)
+        if given in self._checked:
+            return
+        known: dict[Path, str] = {}
+        for path, name in sorted(((self._steps(name), name) for name in given), key=lambda place: len(place[0])):
+            for depth in range(1, len(path) + 1):
+                if (other := known.get(path[:depth])) is not None:
+                    raise SampleError(f"the fields {other!r} and {name!r} both say what {name!r} is.", field=name)
+            known[path] = name
+        self._checked.add(given)
+
+    def given(self, changes: Mapping[str, Any], field: str) -> tuple[Any, ...]:
+        """Return what changes say that a field is, by its name or as a part of what holds it: one value, or none.
+
+        ``LookupError`` or ``TypeError`` when they change what holds it and leave it out.
+        """
+        if field in changes:
+            return (changes[field],)
+        wanted = self._steps(field)
+        for name in changes:
+            steps = self._steps(name)
+            if wanted[: len(steps)] == steps:
+                return (reduce(getitem, wanted[len(steps) :], changes[name]),)
+        return ()
 
     def encode(self, values: Mapping[str, Any], stored: Callable[[], bytes | None]) -> bytes:
         """Return the patch that sets some fields.
 
         Args:
-            values: new values by the name of the field, such as ``label`` or ``meta.author``; a field may be a container as a whole.
+            values: new values by the name of the field, such as ``label`` or ``meta.author``; a field may be a container as a whole, and a
+                list stands for the array that it makes.
             stored: returns the item that is patched, or None; called only when the answer depends on it.
 
         Raises:
@@ -76,12 +107,17 @@ class PatchEncoder:
         """
         parts: dict[int, bytes] = {}
         for name, value in values.items():
-            encoder, first, count = self._encoder(name)
+            encoder, read, first, count = self._encoder(name)
             try:
-                item = encoder.encode(value, lambda first=first, count=count: self._part(stored(), first, count))  # type: ignore[misc]
+                plain = read(value) if read is not None and type(value) in (list, tuple) else value
+            except ValueError as error:
+                raise SampleError(f"field {name!r}: {error}.", field=name) from error
+            try:
+                item = encoder.encode(plain, lambda first=first, count=count: self._part(stored(), first, count))  # type: ignore[misc]
             except SampleError as error:
-                inner = "" if error.field in ("", "sample") else error.field
-                raise SampleError(f"field {name!r}: {error}", field=f"{name}{'.' if inner else ''}{inner}") from error
+                if error.field:
+                    raise
+                raise SampleError(f"field {name!r}: {error}", field=name) from error
             parts.update(zip(range(first, first + count), leaf_parts(item, count), strict=True))
         return msgspec.msgpack.encode(parts)
 
@@ -93,26 +129,35 @@ class PatchEncoder:
             raise SampleError(f"the fields {', '.join(lacking)} are missing: a new sample needs all of them.", field=lacking[0])
         return join_parts(parts[number] for number in range(self._count))
 
-    def _encoder(self, name: str) -> tuple[SampleEncoder, int, int]:
+    def _encoder(self, name: str) -> tuple[SampleEncoder, Callable[[Any], Any] | None, int, int]:
         if (known := self._encoders.get(name)) is not None:
             return known
-        if name not in self._nodes:
-            raise SampleError(f"there is no field {name!r}: the samples have the fields {', '.join(self._nodes)}.", field=name)
-        node, first = self._nodes[name]
-        encoder = SampleEncoder(Schema(node), allow_pickle=self._allow_pickle)
-        self._encoders[name] = encoder, first, sum(1 for _ in leaves(node))
+        if (found := locate(self._root, name)) is None:
+            raise SampleError(f"there is no field {name!r}: the samples have the fields {', '.join(self._fields)}.", field=name)
+        path, node = found
+        first, count = self._places[path]
+        encoder = SampleEncoder(Schema(node), allow_pickle=self._allow_pickle, path=path)
+        read = reader(node, "python") if isinstance(node, Leaf) and node.format.partition(":")[0] in ARRAYS else None
+        self._encoders[name] = encoder, read, first, count
         return self._encoders[name]
+
+    def _steps(self, name: str) -> Path:
+        """Return the place of a field, also of one inside a leaf."""
+        try:
+            found = locate(self._root, name)
+            return found[0] if found is not None else parse_path(name)
+        except (LookupError, TypeError):
+            return (name,)
 
     def _part(self, item: bytes | None, first: int, count: int) -> bytes | None:
         return None if item is None else join_parts(leaf_parts(item, self._count)[first : first + count])
 
-    def _list(self, node: Node, path: tuple[Any, ...], first: int) -> int:
-        """Note a node and those below it by name; return the number of the first leaf behind them."""
-        if path:
-            self._nodes[path_text(path)] = node, first
-        if isinstance(node, Leaf):
-            return first + 1
-        steps = node.keys if node.keys is not None else range(len(node.children))
-        for step, child in zip(steps, node.children, strict=True):
-            first = self._list(child, (*path, step), first)
-        return first
+    def _list(self, node: Node, path: Path, first: int) -> int:
+        """Note a node and those below it; return the number of the first leaf behind them."""
+        end = first + 1
+        if isinstance(node, Branch):
+            end = first
+            for step, child in zip(node.keys if node.keys is not None else range(len(node.children)), node.children, strict=True):
+                end = self._list(child, (*path, step), end)
+        self._places[path] = first, end - first
+        return end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -12,6 +12,7 @@ from liveset.edit.encoding import SampleEncoder
 from liveset.edit.patch import PatchEncoder, apply_patch, join_patches
 from liveset.edit.rewrite import Places
 from liveset.edit.staging import Kind, Staged, StagedEdits
+from liveset.edit.tables import Table
 from liveset.errors import DuplicateKeys, KeyNotFound, PickleRefused, SampleError
 from liveset.format import codec
 from liveset.format.arrowsplice import check_rows, is_row
@@ -150,14 +151,15 @@ class PendingEdits:
         if key not in self:
             raise self.missing(key)
         if changes:
+            self._patches.check(changes)
             self._patch(key, changes)
 
-    def apply(self, batches: Iterable[tuple[list[Key], Mapping[str, Sequence[Any]]]], on_missing: OnMissing) -> int:
-        """Stage the rows of a table, all or none, and return how many there were; see ``open_table``."""
+    def apply(self, table: Table, on_missing: OnMissing) -> int:
+        """Stage the rows of a table, all or none, and return how many there were."""
         before: dict[Key, Staged | None] = {}
         missing: list[Key] = []
         try:
-            for keys, columns in batches:
+            for keys, columns in table.batches():
                 for key, row, place in zip(keys, _rows(columns, len(keys)), self._keys.locate_many(keys), strict=True):
                     kind = self.staged.kind(key)
                     there = kind is Kind.UPSERT or (place is not None and kind is not Kind.DELETE)
@@ -165,7 +167,10 @@ class PendingEdits:
                         missing.append(key)
                         continue
                     before[key] = self.staged.get(key) if kind is not None else None
-                    (self._patch if there else self._insert_row)(key, row)
+                    try:
+                        (self._patch if there else self._insert_row)(key, row)
+                    except (SampleError, PickleRefused) as error:
+                        raise type(error)(f"{table.where(key)}: {error}", field=error.field, key=key) from error
             if missing and on_missing == "error":
                 raise self.unknown(missing)
         except BaseException:
@@ -187,8 +192,7 @@ class PendingEdits:
         self.staged.put(key, self._encode(key, sample, kind))
 
     def _patch(self, key: Key, changes: Mapping[str, Any]) -> None:
-        if self._field and self._field in changes:
-            self._check_same_key(key, changes[self._field])
+        self._says_key(key, changes)
         kind = self.staged.kind(key)
         rows = self._foreign and self._holds_rows(key)
         try:
@@ -208,14 +212,9 @@ class PendingEdits:
             self.staged.put(key, Staged(patch, Kind.PATCH))
 
     def _insert_row(self, key: Key, row: Mapping[str, Any]) -> None:
-        if self._field:
-            if self._field in row:
-                self._check_same_key(key, row[self._field])
+        if self._field and not self._says_key(key, row):
             row = {**row, self._field: key}
-        try:
-            item = self._patches.whole(self._patches.encode(row, lambda: None))
-        except SampleError as error:
-            raise SampleError(f"the row for the key {key!r}: {error}", field=error.field) from error
+        item = self._patches.whole(self._patches.encode(row, lambda: None))
         self.staged.put(key, Staged(item, Kind.UPSERT))
 
     def _patched(self, key: Key, changes: Mapping[str, Any]) -> Any:
@@ -226,10 +225,20 @@ class PendingEdits:
 
     # --- checks and bytes --------------------------------------------------------------------------------------------
 
+    def _says_key(self, key: Key, changes: Mapping[str, Any]) -> bool:
+        """Check what changes say about the field that holds the key, if they say it; tell whether they do."""
+        try:
+            given = self._patches.given(changes, self._field) if self._field else ()
+        except (LookupError, TypeError) as error:
+            raise self._keyless(key) from error
+        for found in given:
+            self._check_same_key(key, found)
+        return bool(given)
+
     def _check_same_key(self, key: Key, found: Any) -> None:
         try:
             normal = normalize_key(found)
-        except (TypeError, UnicodeDecodeError) as error:
+        except TypeError as error:
             raise self._keyless(key) from error
         if normal != key or type(normal) is not type(key):
             text = f"field {self._field!r} says {found!r}, but the sample is to be stored under the key {key!r}."

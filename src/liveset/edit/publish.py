@@ -1,6 +1,7 @@
 """Publish the keys of a version as Parquet shards, the form that other tools read.
 
-The shards are derived: nothing of ours reads them back, and a commit that would make them wrong withdraws them.
+The shards are derived: no key of ours is looked up in them, and a commit that would make them wrong withdraws them. A compaction alone
+looks whether they are complete.
 """
 
 from __future__ import annotations

@@ -2,17 +2,20 @@
 
 Chunk files that hold the samples are written again without their bytes, key tables that know their keys with random keys in the place of
 theirs, and the head says which file stands for which (``Redirects``). The same commit deletes the samples from the newest version, and puts
-up a fence without grace, so that nobody can commit what he made from the old files. Then the old files are deleted.
+up a fence without grace, so that nobody can commit what he made from the old files. Then the old files are deleted, and what was listed
+before the commit and no version needs: who came after the fence may trust it, whatever the age of his files.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any, Literal
 
 from liveset.edit.adopt import adopt_store, remove_unnamed
@@ -20,10 +23,21 @@ from liveset.edit.changes import Purge, files_of
 from liveset.edit.commit import Policy, check_texts, commit, new_token
 from liveset.edit.keyfiles import KEYS, KeyWriter, ids_of
 from liveset.edit.publish import publish_keys
-from liveset.edit.retention import kind_of, survey
+from liveset.edit.retention import survey
 from liveset.edit.splice import fresh_name, open_stored
-from liveset.edit.vacuum import DAY, needed, strangers_among
-from liveset.errors import CommitUnknown, Conflict, Corrupt, DatasetError, DatasetNotFound, KeyNotFound, NotFound, SessionExpired, name_some
+from liveset.edit.vacuum import DAY, spoils, vacuum_store
+from liveset.errors import (
+    CommitUnknown,
+    Conflict,
+    Corrupt,
+    DatasetError,
+    DatasetNotFound,
+    KeyNotFound,
+    NotFound,
+    OverwriteConflict,
+    SessionExpired,
+    name_some,
+)
 from liveset.format import codec
 from liveset.format.index import ChunkRecord, Index
 from liveset.format.keytable import Key, KeyColumn, KeyTable, normalize_key
@@ -43,7 +57,7 @@ class PurgeReport:
     Attributes:
         path: of the dataset.
         dry_run: whether nothing was done; the bytes are estimates then.
-        version: of the commit; the newest one when there was nothing to purge, or with ``dry_run``.
+        version: of the commit; the one that was the newest when there was nothing to purge, or with ``dry_run``.
         keys: number of the keys that were found.
         missing: the keys that no kept version has, with ``on_missing="skip"``.
         versions: numbers of the kept versions that lost samples, oldest first.
@@ -82,8 +96,11 @@ def purge(
     or not; one that has a file open keeps it until it closes the dataset. What runs at the same time and has not committed yet gets
     ``SessionExpired``, but for runs with a checkpoint: a purge grants no grace.
 
-    A purge that was interrupted is finished by the next one, or by ``vacuum``; with a ``session`` the same call tells that it was done, and
-    without one it may find that no version has the keys any more. ``verify(path, absent=[...])`` proves that nothing is left.
+    Files that no kept version needs go as well, whatever they hold, even when no version has the keys: nothing says which samples were in
+    those of a forgotten version. A purge that was interrupted is finished by the next one, or by ``vacuum``; with a ``session`` the same
+    call tells that it was done, and without one it may find that no version has the keys any more. ``verify(path, absent=[...])`` proves
+    that nothing is left. Look once more when all that was running has ended: a writer that read before the purge and dies after it leaves
+    a file, which the next purge of the same keys deletes.
     Attributes of the dataset and messages in its history are your texts: they are searched by ``verify``, and not changed. Exports, backups
     and copies elsewhere are not known.
 
@@ -101,7 +118,9 @@ def purge(
 
     Raises:
         DatasetNotFound: there is no dataset.
-        KeyNotFound: no kept version has some of the keys; ``keys`` names all of them. Nothing was changed.
+        TypeError: these cannot be keys.
+        KeyNotFound: no kept version has some of the keys; ``keys`` names all of them. No sample was erased; files that no version needs are
+            gone all the same.
         NotFound: the dataset has no keys, or a version that is kept has none, so that nothing says which of its samples these are.
             Nothing was changed.
         Corrupt: a file that holds the samples is damaged: ``repair`` it first.
@@ -134,21 +153,19 @@ def purge_store(
     check_texts(message=message, author=author, session=session)
     if on_missing not in ("error", "skip"):
         raise ValueError(f"on_missing= is 'error' or 'skip', not {on_missing!r}.")
-    if isinstance(keys, str | bytes | int):
+    if isinstance(keys, str | bytes | bytearray | memoryview | int):
         raise TypeError("keys= takes a list of keys, not one of them alone.")
     work = _Work(store, list(dict.fromkeys(map(normalize_key, keys))), skip=on_missing == "skip")
-    head = open_snapshot(store).index
     if dry_run:
+        head = open_snapshot(store).index
         work.find(head)
         return work.report(head.version, freed=work.size_of_old(), dry_run=True)
-    if head.edit is None:
-        work.find(head)  # before anything is changed
-        adopt_store(store, author=author, policy=policy)
     try:
-        # Made for whatever is the newest version, and so for no base: nothing that others commit stands in its way.
-        index = commit(store, work.prepare, None, session=session, message=message, author=author, policy=policy)
+        index = _commit(work, store, session=session, message=message, author=author, policy=policy or Policy())
     except KeyNotFound:
-        _sweep(store)  # they may be missing since a purge that was interrupted had erased them already
+        work.settle(None)
+        # They may be in files of forgotten versions, or missing since a purge that was interrupted had erased them already.
+        _clean(store, author=author, policy=policy)
         raise
     except CommitUnknown:
         raise
@@ -160,13 +177,35 @@ def purge_store(
         if index.edit is not None and index.edit.op == "purge":
             # Nothing else tells which file stands for which. Were the head lost, earlier versions would be lost with it.
             store.write_once(version_name(index.version), index.to_bytes())
-        freed = _sweep(store)
+        # Else no version has the keys, or it was another call that erased them, and may have been interrupted.
+        freed = work.delete(index) if work.made(index) else _clean(store, author=author, policy=policy)
     except (DatasetError, OSError) as error:
         error.add_note(f"Version {index.version} is without the samples, but files that hold them could not all be deleted: purge again.")
         raise
     if index.edit is not None and index.edit.op == "purge" and index.edit.key_files is not None:
         publish_keys(store, index)
     return work.report(index.version, freed=freed)
+
+
+def _commit(work: _Work, store: Store, *, session: str | None, message: str, author: str, policy: Policy) -> Index:
+    for attempt in range(policy.attempts):
+        if attempt:
+            policy.pause(attempt)
+        base = open_snapshot(store).index
+        if base.edit is None:
+            work.find(base)  # before anything is changed
+            base = adopt_store(store, author=author, policy=policy)
+        try:
+            return commit(store, work.prepare, base, session=session, message=message, author=author, policy=policy)
+        except (SessionExpired, OverwriteConflict):
+            # Nothing that others commit stands in the way of a purge; it begins again from what they made, and behind their fences.
+            continue
+    raise Conflict(f"gave up after {policy.attempts} attempts: others commit to {store.url} all the time. Nothing was changed.")
+
+
+def _clean(store: Store, *, author: str, policy: Policy | None) -> int:
+    """Delete what no kept version needs behind a fence of its own, if there is such a file; return how many bytes that are."""
+    return vacuum_store(store, keep=sys.maxsize, grace=timedelta(0), spare=DAY, author=author, policy=policy).freed
 
 
 def remains(store: Store, snapshot: Snapshot, written: list[str]) -> Index:
@@ -216,6 +255,8 @@ class _Work:
         self._made: dict[tuple[str, int], ChunkRecord] = {}
         self._found = _Found()
         self._size = 0
+        self._spoils: frozenset[str] = frozenset()
+        self._redirects = Redirects()
 
     def prepare(self, head: Index | None, _since: Sequence[HistoryEntry]) -> Purge | None:
         """Return the change for a head, or None when there is nothing to purge; see ``Prepare``."""
@@ -229,14 +270,15 @@ class _Work:
 
     def _change(self, head: Index) -> Purge | None:
         self.settle(None)  # of an attempt that lost a race
-        self._size = 0
+        self._size, self._redirects = 0, Redirects()
         found = self.find(head)
         if not found.tables:
             return None
         assert head.edit is not None
+        fence = self._plan(head)
         chunks = {file: self._erased(*found.holders[file], slots) for file, slots in found.slots.items()}
         tables = {name: self._keys.renamed(table, found.names) for name, table in found.tables.items()}
-        redirects = _joined(head.edit.redirects, chunks, tables)
+        redirects = self._redirects = _joined(head.edit.redirects, chunks, tables)
         removed = {n: found.slots[record.filename] for n, record in enumerate(head.chunks) if record.filename in found.slots}
         snapshot = Snapshot(self._store, head)
         records = self.without(snapshot, removed)
@@ -247,7 +289,7 @@ class _Work:
         expects = {name: head.chunks[number].filename for number, name in enumerate(ids_of(head)) if name in records}
         staged = frozenset((*(new.file for new in chunks.values()), *tables.values()))
         self._size += sum(entry.size for entry in self._store.list(KEYS) if entry.name in self._keys.written)
-        return Purge(records, expects, files, redirects=redirects, staged=staged, fence=self._fence(head))
+        return Purge(records, expects, files, redirects=redirects, staged=staged, fence=fence)
 
     def without(self, snapshot: Snapshot, removed: Mapping[int, AbstractSet[int]]) -> dict[str, ChunkRecord | None]:
         """Write some chunks of a version without some of their slots; return their records by id, None where nothing is left."""
@@ -289,6 +331,18 @@ class _Work:
         self._keys = KeyWriter(self._store, new_token())
         self._written.clear()
         self._made.clear()
+
+    def made(self, index: Index) -> bool:
+        """Whether a version was committed by this purge: the names of the files that it wrote are nobody else's."""
+        return bool(self._redirects) and redirects_of(index) == self._redirects
+
+    def delete(self, index: Index) -> int:
+        """Delete what a version that this purge committed gives up; return how many bytes that are."""
+        # Nobody makes files anew whose names redirects know, but for the old tool, which inflates them.
+        gone = self._spoils | (redirects_of(index).old - files_of(index))
+        sizes = {entry.name: entry.size for entry in self._store.list("") if entry.name in gone}
+        self._store.delete(sorted(sizes))
+        return sum(sizes.values())
 
     def report(self, version: int, *, freed: int, dry_run: bool = False) -> PurgeReport:
         """Return what was done, or would be."""
@@ -344,7 +398,7 @@ class _Work:
         found.tables.update({name: table for name, (table, hits) in opened.items() if hits})
         if not self._skip and (missing := [key for key in self._wanted if key not in found.names]):
             raise KeyNotFound(
-                f"{name_some(missing)} in no version of {self._store.url} that is kept. Nothing was changed.", keys=tuple(missing)
+                f"{name_some(missing)} in no version of {self._store.url} that is kept. No sample was erased.", keys=tuple(missing)
             )
         if found.names:
             self._cover(found, keyless, known, adopted)
@@ -426,11 +480,18 @@ class _Work:
             )
         return made.replace(id=record.id or record.filename, extra=record.extra)
 
-    def _fence(self, head: Index) -> Fence:
-        """Return the fence of a vacuum that has no grace and forgets no version; runs with a checkpoint are spared as by any other."""
-        now = self._store.now()
-        found = replace(survey(head, self._store.list(""), now, DAY), cutoff=now)
-        return found.plan(0).fence
+    def _plan(self, head: Index) -> Fence:
+        """Choose what goes, and return the fence of a vacuum that has no grace and forgets no version; checkpoints are spared."""
+        for _ in range(20):
+            now = self._store.now()
+            found = survey(head, self._store.list(""), now, timedelta(0), spare=DAY)
+            plan = found.plan(0)
+            try:
+                self._spoils = frozenset(spoils(self._store, found, plan)[0])
+            except NotFound:
+                continue  # a vacuum has removed a version that was listed
+            return plan.fence
+        raise Conflict(f"a vacuum of {self._store.url} is deleting versions all the time. Nothing was changed; purge again.")
 
 
 def _add(found: _Found, snapshot: Snapshot, number: int, slot: int) -> None:
@@ -457,26 +518,3 @@ def _joined(before: Redirects, chunks: dict[str, Redirect], tables: dict[str, st
         {name: chunks.get(new.file, new) for name, new in before.chunks.items()} | chunks,
         {name: tables.get(new, new) for name, new in before.tables.items()} | tables,
     )
-
-
-def _sweep(store: Store) -> int:
-    """Delete what no kept version needs and the fence of the newest version gives up; return how many bytes that are."""
-    for _ in range(20):
-        head = open_snapshot(store).index
-        if head.edit is None or (fence := head.edit.fence) is None:
-            return 0
-        old = head.edit.redirects.old
-        listing = list(store.list(""))
-        found = replace(survey(head, listing, store.now(), DAY), cutoff=fence.cutoff)
-        plan = found.plan(0)
-        try:
-            doomed = plan.without(needed(store, plan.candidates, plan.stay, found.redirects))
-            strangers = strangers_among(store, doomed, plan.expired, found.redirects)
-        except NotFound:
-            continue  # a vacuum has removed a version that was listed
-        gone = {name: entry.size for name, entry in doomed.items() if name not in strangers and (name in old or not fence.spares(name))}
-        # What another program wrote may have any name.
-        gone |= {entry.name: entry.size for entry in listing if entry.name in old - files_of(head) and kind_of(entry.name) is None}
-        store.delete(sorted(gone))
-        return sum(gone.values())
-    raise Conflict(f"others change {store.url} all the time, so that old files could not be deleted: purge again.")

@@ -6,12 +6,26 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from liveset.edit.changes import ASIDE, Adopt, Append, Change, Expire, Overwrite, Purge, Replace, Restore, Retag, SetAttributes, SetKeys
+from liveset.edit.changes import (
+    ASIDE,
+    Adopt,
+    Append,
+    Change,
+    Expire,
+    Overwrite,
+    Purge,
+    Replace,
+    Restore,
+    Retag,
+    SetAttributes,
+    SetKeys,
+    files_of,
+)
 from liveset.errors import Conflict, DatasetNotFound, OverwriteConflict, SchemaConflict, SessionExpired, VersionExpired
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
 
-__all__ = ["check_rebase", "check_schema"]
+__all__ = ["check_rebase", "check_schema", "keeps"]
 
 _ADDITIVE = frozenset("adopt append attributes keys replace insert delete edit transform compact purge repair tag fence".split())
 """Commits that leave the samples of an append where they belong; any other may have replaced the dataset."""
@@ -56,7 +70,7 @@ def check_rebase(change: Change, base: Index | None, head: Index | None, since: 
         check_kept(head, change.index.version, "cannot restore")
         _check_files(change, head)
     if not (isinstance(change, Overwrite | Restore) and change.force):
-        if base is not None and not _keeps(head, base.version):
+        if base is not None and not keeps(head, base.version):
             raise SessionExpired(
                 f"version {base.version}, which this change was made for, has expired, and with it the history that tells what was changed "
                 "since. Nothing was changed; start again."
@@ -86,7 +100,7 @@ def _check_keys(base: Index | None, head: Index, since: Sequence[HistoryEntry]) 
 def _check_files(change: Restore, head: Index | None) -> None:
     """A purge since the version was opened may have put other files in the place of its own."""
     old = head.edit.redirects.old if head is not None and head.edit is not None else frozenset()
-    if any(record.filename in old or record.erased for record in change.index.chunks):
+    if not old.isdisjoint(files_of(change.index)) or any(record.erased for record in change.index.chunks):
         raise OverwriteConflict(
             f"cannot restore version {change.index.version}: samples of it were purged meanwhile. Nothing was changed. Restore again."
         )
@@ -94,7 +108,7 @@ def _check_files(change: Restore, head: Index | None) -> None:
 
 def check_kept(head: Index | None, version: int, what: str) -> None:
     """Raises ``VersionExpired`` if a vacuum may have removed files of a version."""
-    if head is not None and not _keeps(head, version):
+    if head is not None and not keeps(head, version):
         assert head.edit is not None
         assert head.edit.fence is not None
         raise VersionExpired(
@@ -104,7 +118,8 @@ def check_kept(head: Index | None, version: int, what: str) -> None:
         )
 
 
-def _keeps(head: Index | None, version: int) -> bool:
+def keeps(head: Index | None, version: int) -> bool:
+    """Whether no vacuum has forgotten a version."""
     return head is None or head.edit is None or head.edit.fence is None or head.edit.fence.keeps(version)
 
 

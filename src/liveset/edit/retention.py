@@ -105,7 +105,7 @@ class Survey:
         return {
             entry.name
             for entry in self.files[Kind.CHUNK]
-            if not tokens_of(entry.name) and entry.name not in named and age_of(entry) > self.cutoff
+            if not tokens_of(entry.name) and entry.name not in named and not self._is_old(entry)
         }
 
     def kept_since(self, age: timedelta) -> int:
@@ -138,7 +138,13 @@ class Survey:
         found += [entry for entry in self.files[Kind.STAGED] if entry.name.split("/")[2] not in self.live]
         found += self.files[Kind.TEMPORARY]
         found += [entry for entry in self.files[Kind.LEASE] if entry.name in self.lapsed]
-        return {entry.name: entry for entry in found if age_of(entry) <= self.cutoff or entry.name in old}
+        return {entry.name: entry for entry in found if self._is_old(entry) or entry.name in old}
+
+    def _is_old(self, entry: Entry) -> bool:
+        """Whether a file is old enough to go. What the last fence gave up may be left by one who broke off, whatever the grace."""
+        fence = self.fence
+        cutoff = self.cutoff if fence is None or fence.spares(entry.name) else max(self.cutoff, fence.cutoff)
+        return age_of(entry) <= cutoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +167,23 @@ class Plan:
         return rest
 
 
-def survey(head: Index, listing: Iterable[Entry], now: datetime, grace: timedelta) -> Survey:
-    """Return what a listing says; ``now`` is the time of the store's clock before it was made."""
+def survey(head: Index, listing: Iterable[Entry], now: datetime, grace: timedelta, spare: timedelta | None = None) -> Survey:
+    """Return what a listing says; ``now`` is the time of the store's clock before it was made.
+
+    Runs with a checkpoint that wrote to it within ``spare`` (if not given, within the grace) are at work.
+    """
     files: dict[Kind, list[Entry]] = {kind: [] for kind in Kind}
-    unknown = []
+    unknown: list[Entry] = []
     named = files_of(head)
+    old = head.edit.redirects.old if head.edit is not None else frozenset()
     head_time = now
     for entry in listing:
         kind = kind_of(entry.name)
         if kind is not None:
             files[kind].append(entry)
         elif entry.name not in named:
-            unknown.append(entry.name)
+            # The chunks of another program may have any name; a purge has replaced those that it names.
+            (files[Kind.CHUNK] if entry.name in old else unknown).append(entry)
         if entry.name == HEAD:
             head_time = age_of(entry)
     leases = leased_versions(files[Kind.LEASE], now)
@@ -182,7 +193,8 @@ def survey(head: Index, listing: Iterable[Entry], now: datetime, grace: timedelt
     replaced = dict(zip(archived, [*(versions[version] for version in archived[1:]), head_time], strict=False))
     cutoff = now - grace
     lapsed = frozenset(leases.lapsed)
-    return Survey(head, now, cutoff, files, replaced, leases.live, lapsed, _live_runs(files[Kind.STAGED], cutoff), tuple(sorted(unknown)))
+    live = _live_runs(files[Kind.STAGED], cutoff if spare is None else now - spare)
+    return Survey(head, now, cutoff, files, replaced, leases.live, lapsed, live, tuple(sorted(entry.name for entry in unknown)))
 
 
 def _number(name: str) -> int:

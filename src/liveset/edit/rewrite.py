@@ -17,12 +17,13 @@ from liveset.edit.adopt import Adoption, remove_unnamed
 from liveset.edit.changes import Replace
 from liveset.edit.chunkfiles import DEFAULT_CHUNK_SIZE, ChunkLimit, write_chunk
 from liveset.edit.commit import new_token
+from liveset.edit.editable import check_intact
 from liveset.edit.keyfiles import KeyWriter, ids_of
 from liveset.edit.patch import apply_patch
 from liveset.edit.rebase import check_rebase
 from liveset.edit.splice import StoredChunk, changed_slots, fresh_name, open_stored
 from liveset.edit.staging import Kind, StagedEdits
-from liveset.errors import Corrupt, KeyConflict, OverwriteConflict, SampleError, name_some
+from liveset.errors import KeyConflict, OverwriteConflict, SampleError, name_some
 from liveset.format import codec
 from liveset.format.chunk import MAX_CHUNK_SIZE
 from liveset.format.config import stored_limits
@@ -140,9 +141,7 @@ class Splicer:
         new = fresh_name(record.filename, number, new_token(), compression)
         self.written.append(new)
         writing = writer.submit(self._store.write, new, spliced.buffers)
-        if record.check is not None and name == record.filename and not codec.verify(buffer, record.check):
-            # What is copied gets a new checksum, which must not vouch for damaged bytes.
-            raise Corrupt(f"{name} is damaged: its checksum differs from the index. Nothing was changed.", file=name)
+        check_intact(record, name, buffer)
         check = codec.checksum(spliced.buffers)
         writing.result()
         self.size += sum(memoryview(part).nbytes for part in spliced.buffers)

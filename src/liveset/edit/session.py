@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from liveset.edit.adopt import adopt_store
 from liveset.edit.commit import Policy, check_texts, commit
+from liveset.edit.editable import check_editable
 from liveset.edit.meter import Meter
 from liveset.edit.pending import OnMissing, PendingEdits
 from liveset.edit.report import UpdatePreview, UpdateResult
@@ -23,7 +24,6 @@ from liveset.errors import (
     DatasetNotFound,
     NotFound,
     SessionClosed,
-    UnsupportedFormat,
 )
 from liveset.format.index import Index
 from liveset.format.keytable import Key, normalize_key
@@ -75,9 +75,6 @@ def dataset_update(
         -9
     """
     check_texts(session=session, author=author)
-    scheme, colon, _ = os.fspath(path).partition("://")
-    if colon and scheme != "file":
-        raise NotImplementedError(f"dataset_update requires a local dataset directory so far, not {scheme}://.")
     return DatasetUpdate(open_store(path), session=session, author=author, allow_pickle=allow_pickle, on_progress=on_progress)
 
 
@@ -220,7 +217,7 @@ class DatasetUpdate:
         if on_missing not in ("error", "skip", "insert"):
             raise ValueError(f"on_missing= is 'error', 'skip' or 'insert', not {on_missing!r}.")
         opened = open_table(table, schema=self._edits.decoder.schema, kind=self._kind, key=key, field=self._field or None)
-        return self._edits.apply(opened.batches(), on_missing)
+        return self._edits.apply(opened, on_missing)
 
     def __delitem__(self, key: Any) -> None:
         """Remove a sample; ``KeyNotFound`` when the dataset does not have the key.
@@ -408,10 +405,7 @@ def _open(store: Store, session: str | None) -> tuple[Snapshot, KeyStore]:
             before = open_snapshot(store, done.version - 1)
             if (keys := open_keys(before)) is not None:
                 return before, keys
-    config = snapshot.index.config or {}
-    if config.get("encryption") is not None or config.get("item_loader") not in (None, "PyTreeLoader"):
-        what = f"needs the loader {config['item_loader']}" if config.get("encryption") is None else "is encrypted"
-        raise UnsupportedFormat(f"{store.url} {what}: it cannot be updated yet.")
+    check_editable(snapshot.index.config or {}, store.url, "updated")
     keys = open_keys(snapshot)
     if keys is None or snapshot.index.config is None:
         raise NotFound(f"Missing keys/ key index in {store.url}: call build_keys_index({store.url!r}, key_fn) first.", path=store.url)

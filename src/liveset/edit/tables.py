@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
 from liveset.edit.cells import plain, reader
 from liveset.edit.sources import Block, open_source
 from liveset.errors import DuplicateKeys, SampleError, name_some
-from liveset.format.fields import field_value
 from liveset.format.keytable import Key, normalize_key
 from liveset.format.schema import Schema
-from liveset.format.tree import Branch, Node, Path, path_text
+from liveset.format.tree import Node, Path, leaves, locate
 
 __all__ = ["Batch", "Table", "open_table"]
 
@@ -64,9 +63,11 @@ class Table:
         self, origin: str, source: str, blocks: Iterator[Block], schema: Schema, kind: type, key: str | None, field: str | None
     ) -> None:
         self._origin, self._source, self._kind, self._asked, self._field = origin, source, kind, key, field
-        self._known, self._nodes = ", ".join(schema.fields), _nodes(schema.root)
+        self._schema = schema
+        self._places: dict[str, tuple[Path, Node] | None] = {}
         self._readers: dict[str, Callable[[Any], Any]] = {}
         self._checked: dict[tuple[str, ...], tuple[str, list[str]]] = {}
+        self._rows: dict[Key, int] = {}
         first = next(blocks, Block((), {}, ()))
         self.key, others = self._check(first)
         self.columns = tuple(others)
@@ -74,10 +75,13 @@ class Table:
 
     def covers(self, schema: Schema, columns: Iterable[str] | None = None) -> bool:
         """Tell whether columns (those of the table, or of one batch) and the field that holds the key make a whole sample."""
-        nodes = _nodes(schema.root)
         names = {*(self.columns if columns is None else columns), self._field or self.key}
-        given = {nodes[name][0] for name in names if name in nodes}
-        return all(_holder(nodes[name][0], given, 0) is not None for name in schema.fields)
+        given = {place[0] for name in names if (place := locate(schema.root, name)) is not None}
+        return all(_holder(path, given) is not None for path, _ in leaves(schema.root))
+
+    def where(self, key: Key) -> str:
+        """Return how to call the row of a key in messages; the key is one of a batch that was yielded."""
+        return f"{self._origin}, row {self._rows[key]} (key {key!r})"
 
     def batches(self) -> Iterator[Batch]:
         """Yield the rows; those of a batch have the same columns, so rows with different fields may come in another order.
@@ -90,16 +94,31 @@ class Table:
         if self._blocks is None:
             raise RuntimeError("the rows of a table are read once: open it again.")
         blocks, self._blocks = self._blocks, None
-        seen: set[Key] = set()
         for block in blocks:
             column, others = self._check(block)
             keys = self._keys(block, column)
-            if len(set(keys)) < len(keys) or not seen.isdisjoint(keys):
-                twice = tuple(key for key, count in Counter(keys).items() if count > 1 or key in seen)
-                raise DuplicateKeys(f"{self._origin}: {name_some(twice)} more than once; give each sample one row.", keys=twice)
-            seen.update(keys)
+            if len(set(keys)) < len(keys) or not self._rows.keys().isdisjoint(keys):
+                raise self._duplicates(block, keys)
+            self._rows.update(zip(keys, block.rows, strict=True))
             if keys:
                 yield Batch(keys, {name: self._values(block, keys, name) for name in others})
+
+    def _duplicates(self, block: Block, keys: list[Key]) -> DuplicateKeys:
+        twice = tuple(key for key, count in Counter(keys).items() if count > 1 or key in self._rows)
+        rows = [row for key, row in zip(keys, block.rows, strict=True) if key == twice[0]]
+        rows = sorted([*rows, *([self._rows[twice[0]]] if twice[0] in self._rows else [])])
+        places = f"{twice[0]!r} in rows {' and '.join(map(str, rows[:2]))}"
+        return DuplicateKeys(f"{self._origin}: {name_some(twice)} more than once ({places}); give each sample one row.", keys=twice)
+
+    def _place(self, name: str) -> tuple[Path, Node] | None:
+        """Return which field a column is."""
+        if name not in self._places:
+            self._places[name] = locate(self._schema.root, name)
+        return self._places[name]
+
+    def _field_columns(self, names: Iterable[str]) -> dict[Path, str]:
+        """Return the columns that are fields."""
+        return {place[0]: name for name in names if (place := self._place(name)) is not None}
 
     def _check(self, block: Block) -> tuple[str, list[str]]:
         """Return the names of the column with the keys and of the others; ``SampleError`` when one is missing or unknown."""
@@ -109,7 +128,7 @@ class Table:
         where = f"{self._origin}, row {block.rows[0]}" if self._source in ("python", "json") and block.rows else self._origin
         key = self._asked or self._field or "key"
         if block.keys is None:
-            found = _find_key(names, self._asked, self._field, self._nodes)
+            found = self._find_key(names)
             if found is None:
                 wanted = repr(key) if self._asked or key == "key" else f"{key!r} or 'key'"
                 listed = ", ".join(map(repr, names)) or "none"
@@ -117,14 +136,25 @@ class Table:
             key = found
         others = [name for name in names if name != key or block.keys is not None]
         for name in others:
-            if name not in self._nodes:
-                raise SampleError(f"{where}: the samples have no field {name!r}; they have the fields {self._known}.", field=name)
-        paths = {self._nodes[name][0] for name in others}
+            if self._place(name) is None:
+                known = ", ".join(self._schema.fields)
+                raise SampleError(f"{where}: the samples have no field {name!r}; they have the fields {known}.", field=name)
+        paths = self._field_columns(others)
         for name in others:
-            if (holder := _holder(self._nodes[name][0], paths, 1)) is not None:
-                raise SampleError(f"{where}: the columns {path_text(holder)!r} and {name!r} both say what {name!r} is.", field=name)
+            path = (self._place(name) or ((),))[0]
+            holder = path if paths[path] != name else _holder(path[:-1], paths)
+            if holder is not None:
+                raise SampleError(f"{where}: the columns {paths[holder]!r} and {name!r} both say what {name!r} is.", field=name)
         self._checked[names] = key, others
         return key, others
+
+    def _find_key(self, names: Iterable[str]) -> str | None:
+        """Return which column holds the keys; a field such as ``meta.id`` may stand in a column ``meta``."""
+        paths = self._field_columns(names)
+        for wanted in (self._asked,) if self._asked is not None else (self._field, "key"):
+            if wanted and (wanted in names or ((place := self._place(wanted)) is not None and _holder(place[0], paths) is not None)):
+                return wanted
+        return None
 
     def _keys(self, block: Block, column: str) -> list[Key]:
         values = block.keys if block.keys is not None else block.columns.get(column)
@@ -139,11 +169,15 @@ class Table:
 
     def _inner(self, block: Block, column: str) -> Iterator[Any]:
         """Yield the keys that stand inside another column."""
-        paths = {self._nodes[name][0] for name in block.columns if name in self._nodes}
-        holder = path_text(_holder(self._nodes[column][0], paths, 1) or ())
-        for cell in block.columns[holder]:
+        paths = self._field_columns(block.columns)
+        path = (self._place(column) or ((),))[0]
+        holder = _holder(path, paths) or ()
+        for cell in block.columns[paths[holder]]:
+            value = cell
             try:
-                yield field_value({holder: cell}, column)
+                for step in path[len(holder) :]:
+                    value = value[step]
+                yield value
             except (LookupError, TypeError) as error:
                 raise ValueError(f"there is no key in {column!r}") from error
 
@@ -161,7 +195,9 @@ class Table:
 
     def _values(self, block: Block, keys: list[Key], name: str) -> list[Any]:
         if (read := self._readers.get(name)) is None:
-            read = self._readers[name] = reader(self._nodes[name][1], self._source)
+            place = self._place(name)
+            assert place is not None
+            read = self._readers[name] = reader(place[1], self._source)
         values: list[Any] = []
         try:
             for cell in block.columns[name]:
@@ -173,30 +209,6 @@ class Table:
         return values
 
 
-def _nodes(root: Node) -> dict[str, tuple[Path, Node]]:
-    """Return the fields and the containers of a sample by name; of two with one name the outer one, which is found first elsewhere too."""
-    found: dict[str, tuple[Path, Node]] = {}
-    level: list[tuple[Path, Node]] = [((), root)]
-    while level:
-        below: list[tuple[Path, Node]] = []
-        for path, node in level:
-            if isinstance(node, Branch):
-                below += [((*path, step), child) for step, child in zip(node.keys or range(len(node.children)), node.children, strict=True)]
-            if path or not isinstance(node, Branch):
-                found.setdefault(path_text(path), (path, node))
-        level = below
-    return found
-
-
-def _holder(path: Path, paths: Collection[Path], least: int) -> Path | None:
-    """Return which of some paths holds the place of a path: those above it or, with ``least`` 0, also itself."""
-    return next((path[:depth] for depth in range(len(path) + 1 - least) if path[:depth] in paths), None)
-
-
-def _find_key(names: Iterable[str], key: str | None, field: str | None, nodes: Mapping[str, tuple[Path, Node]]) -> str | None:
-    """Return which column holds the keys; a field such as ``meta.id`` may stand in a column ``meta``."""
-    paths = {nodes[name][0] for name in names if name in nodes}
-    for wanted in (key,) if key is not None else (field, "key"):
-        if wanted and (wanted in names or (wanted in nodes and _holder(nodes[wanted][0], paths, 1) is not None)):
-            return wanted
-    return None
+def _holder(path: Path, paths: Collection[Path]) -> Path | None:
+    """Return which of some paths holds the place of a path: one above it, or itself."""
+    return next((path[:depth] for depth in range(len(path) + 1) if path[:depth] in paths), None)

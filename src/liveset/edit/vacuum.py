@@ -121,8 +121,9 @@ def vacuum_store(
     message: str = "",
     author: str = "",
     policy: Policy | None = None,
+    spare: timedelta | None = None,
 ) -> VacuumReport:
-    """Do what ``vacuum`` does, in any store."""
+    """Do what ``vacuum`` does, in any store; ``spare`` is a grace of its own for runs with a checkpoint."""
     _check(keep, grace)
     check_texts(message=message, author=author)
     policy = policy or Policy()
@@ -136,18 +137,16 @@ def vacuum_store(
         now = store.now() if listing is None else max(datetime.now(UTC), *map(age_of, listing))
         if listing is None:
             head, listing = open_snapshot(store).index, list(store.list(""))
-        found = survey(head, listing, now, grace)
+        found = survey(head, listing, now, grace, spare)
         if head.edit is None:
             return _report(store, found, None, {}, dry_run=dry_run)
         try:
             plan = found.plan(_first_kept(store, found, keep))
-            doomed = plan.without(needed(store, plan.candidates, plan.stay, found.redirects))
-            strangers = strangers_among(store, doomed, plan.expired, found.redirects)
+            doomed, strangers = spoils(store, found, plan)
             redirects = _redirects_left(store, found, listing)
             witnesses = _witnesses(store, found.plain_and_young, plan.expired)
         except NotFound:
             continue  # another vacuum was quicker, and has removed a version that was listed
-        doomed = {name: entry for name, entry in doomed.items() if name not in strangers}
         found = replace(found, unknown=tuple(sorted({*found.unknown, *strangers})))
         if not _worth_a_commit(found, plan, doomed, witnesses) and redirects == found.redirects:
             return _report(store, found, None, {}, dry_run=dry_run)
@@ -206,6 +205,16 @@ def _first_kept(store: Store, found: Survey, keep: Keep) -> int:
     return 0
 
 
+def spoils(store: Store, found: Survey, plan: Plan) -> tuple[dict[str, Entry], set[str]]:
+    """Return the files that go when the fence of a plan is up, and the names of those that stay only because they may not be ours.
+
+    ``NotFound`` means that another vacuum has removed a version that was listed.
+    """
+    doomed = plan.without(needed(store, plan.candidates, plan.stay, found.redirects))
+    strangers = _strangers_among(store, doomed, plan.expired, found.redirects)
+    return {name: entry for name, entry in doomed.items() if name not in strangers}, strangers
+
+
 def needed(store: Store, files: Iterable[str], versions: Iterable[int], redirects: Redirects) -> set[str]:
     """Those of the files that one of the versions needs; reads as many of their indexes as there is doubt."""
     doubtful = {name for name in files if kind_of(name) in (Kind.CHUNK, Kind.KEYS)}
@@ -235,7 +244,7 @@ def _redirects_left(store: Store, found: Survey, listing: Iterable[Entry]) -> Re
     return found.redirects.only(left)
 
 
-def strangers_among(store: Store, files: Iterable[str], expired: Iterable[int], redirects: Redirects) -> set[str]:
+def _strangers_among(store: Store, files: Iterable[str], expired: Iterable[int], redirects: Redirects) -> set[str]:
     """Those of the files that nothing says are ours: without a token in their names, and named by no redirect and no version that goes."""
     doubtful = {name for name in files if kind_of(name) is Kind.CHUNK and not tokens_of(name)} - redirects.old
     for version in expired:
@@ -307,8 +316,7 @@ def _report(
     sizes = {entry.name: entry.size for entry in found.files[Kind.VERSION]}
     by_kind: dict[str, list[str]] = {}
     for name in doomed:
-        kind = kind_of(name)
-        assert kind is not None
+        kind = kind_of(name) or Kind.CHUNK  # those of another program may have any name
         by_kind.setdefault(kind.value, []).append(name)
     removed = [version_name(number) for number in expired - witnesses]
     if removed:

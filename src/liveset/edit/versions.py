@@ -24,6 +24,8 @@ def list_versions(store: Store) -> list[HistoryEntry]:
 
 def was_committed(store: Store, session: str) -> bool:
     """Whether a commit of this session is in the history of the dataset; also the answer to ``CommitUnknown``."""
+    if not isinstance(session, str):
+        raise TypeError(f"session= must be text, not {type(session).__name__}.")
     head = store.read_head()
     return head is not None and find_session(store, Index.parse(head.data), session) is not None
 

@@ -1,11 +1,11 @@
-"""Fields of a sample by name, such as ``meta.id`` or ``pair[0]``."""
+"""Fields of a sample by name, such as ``meta.id`` or ``pair[0]``; a key of the sample itself goes before a path."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from typing import Any
 
-_STEP = re.compile(r"\[(-?\d+)\]|\.?([^.\[\]]+)")
+from liveset.format.tree import parse_path
 
 
 def field_value(sample: Any, field: str) -> Any:
@@ -13,8 +13,8 @@ def field_value(sample: Any, field: str) -> Any:
     if isinstance(sample, dict) and field in sample:
         return sample[field]
     value = sample
-    for index, name in _STEP.findall(field):
-        value = value[int(index)] if index else value[name]
+    for step in parse_path(field):
+        value = value[step]
     return value
 
 
@@ -23,7 +23,14 @@ def set_field(sample: Any, field: str, value: Any) -> None:
     if isinstance(sample, dict) and field in sample:
         sample[field] = value
         return
-    steps = [int(index) if index else name for index, name in _STEP.findall(field)]
-    for step in steps[:-1]:
+    *steps, last = parse_path(field)
+    for step in steps:
         sample = sample[step]
-    sample[steps[-1]] = value
+    sample[last] = value
+
+
+def check_names(argument: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return names of fields; a text would be taken for the names of its letters."""
+    if isinstance(names, str):
+        raise TypeError(f"`{argument}` is a list of names of fields, as in {argument}=[{names!r}]. Found the text {names!r}.")
+    return tuple(names)

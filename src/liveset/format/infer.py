@@ -17,7 +17,7 @@ import numpy as np
 from liveset.errors import PickleRefused, SampleError
 from liveset.format import jsonleaf, media, safepickle
 from liveset.format.leaves import array_format, is_tensor, media_family
-from liveset.format.tree import SAFE_FACTORIES, Branch, Leaf, Node, Path, path_text
+from liveset.format.tree import SAFE_FACTORIES, Branch, Leaf, Node, Path, locate, path_text
 
 JSON_FORMATS = frozenset({"bool", "int", "float", "str", "json"})
 _I64 = range(-(1 << 63), 1 << 63)
@@ -170,23 +170,20 @@ def _require_picklable(node: Node, a: Node, b: Node, path: Path) -> None:
 
 def make_nullable(root: Node, fields: Iterable[str]) -> Node:
     """Return the schema in which the named fields may also be None."""
-    names = set(fields)
-    found: set[str] = set()
+    places = {name: locate(root, name) for name in fields}
+    if missing := sorted(name for name, place in places.items() if place is None):
+        raise SampleError(f"nullable= names the fields {missing}, which the samples do not have.", field=missing[0])
+    wanted = {place[0] for place in places.values() if place is not None}
 
     def build(node: Node, path: Path) -> Node:
-        name = path_text(path)
-        if name in names:
-            found.add(name)
+        if path in wanted:
             return _with_none(node, path)
         if isinstance(node, Leaf):
             return node
         steps = node.keys if node.keys is not None else range(len(node.children))
         return Branch(node.kind, tuple(build(c, (*path, s)) for s, c in zip(steps, node.children, strict=True)), node.keys, node.option)
 
-    result = build(root, ())
-    if missing := sorted(names - found):
-        raise SampleError(f"nullable= names the fields {missing}, which the samples do not have.", field=missing[0])
-    return result
+    return build(root, ())
 
 
 def _with_none(node: Node, path: Path) -> Node:

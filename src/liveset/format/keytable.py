@@ -10,8 +10,8 @@ removes samples, whatever the size of the chunks.
 
 Layout, little-endian, each section padded to a multiple of 8 bytes::
 
-    header      "LSKEYS02" ("LSKEYS03" where slots became free), u8 kind (0 text, 1 int), 7 bytes 0, u64 rows, u64 live rows, u64 bytes of the
-                directory, u64 bytes of the heap,
+    header      "LSKEYS02" ("LSKEYS03" where slots became free), u8 kind (0 text, 1 int), 7 bytes 0, u64 rows, u64 live rows,
+                u64 bytes of the directory, u64 bytes of the heap,
                 u64 xxh3-64 of all that follows the header and, before it, of the header without this
     hashes      u64[rows]       xxh3-64 of the key's bytes, ascending
     keys        i64[rows] for int keys; u64[rows + 1] bounds in the heap for text
@@ -25,6 +25,7 @@ Layout, little-endian, each section padded to a multiple of 8 bytes::
 
 from __future__ import annotations
 
+import reprlib
 import struct
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -65,17 +66,28 @@ def normalize_key(key: Any) -> Key:
     """Return a key as ``str`` or ``int``: bytes are decoded as UTF-8, numpy integers become int; ``TypeError`` for everything else."""
     kind = type(key)
     if kind is str:
-        return key  # type: ignore[no-any-return]
+        return key if key.isascii() else _checked_text(key)
     if kind is int or isinstance(key, np.integer) or (isinstance(key, int) and kind is not bool):
         number = int(key)
         if -(1 << 63) <= number < 1 << 63:
             return number
         raise TypeError(f"Unsupported key type: the integer {number} does not fit into 64 bits; use text.")
     if isinstance(key, bytes | bytearray | memoryview):
-        return bytes(key).decode()
+        try:
+            return bytes(key).decode()
+        except UnicodeDecodeError as error:
+            raise TypeError(f"Unsupported key type: bytes that are not UTF-8: {reprlib.repr(bytes(key))}.") from error
     if isinstance(key, str):
-        return str(key)
+        return _checked_text(str(key))
     raise TypeError(f"Unsupported key type: {kind.__qualname__}. Keys are text (preferred) or integers.")
+
+
+def _checked_text(key: str) -> str:
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise TypeError(f"Unsupported key type: text that is not valid Unicode: {reprlib.repr(key)}.") from error
+    return key
 
 
 def shard_of(key: Key, shards: int) -> int:

@@ -11,7 +11,7 @@ from liveset.format import infer as _infer
 from liveset.format.jsonleaf import NotExact
 from liveset.format.leaves import LeafCode, leaf_code
 from liveset.format.sample import Damaged, Decode, Encode, Iterate, Mismatch, compile_decoder, compile_encoder
-from liveset.format.tree import Leaf, Node, leaves, parse_spec, path_text, to_spec, with_leaf
+from liveset.format.tree import Leaf, Node, Path, field_names, leaves, locate, parse_spec, path_text, to_spec, with_leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,13 @@ class Schema:
 
     @property
     def fields(self) -> dict[str, str]:
-        """The leaves by name, such as ``{"id": "str", "boxes[0]": "numpy"}``."""
-        return {path_text(path): leaf.format for path, leaf in leaves(self.root)}
+        """The leaves by name, such as ``{"id": "str", "boxes[0]": "numpy"}``; no two have the same."""
+        names = field_names(self.root)
+        return {names[path]: leaf.format for path, leaf in leaves(self.root)}
 
     def __str__(self) -> str:
-        rows = [(path_text(path), _infer.describe(leaf)) for path, leaf in leaves(self.root)]
+        names = field_names(self.root)
+        rows = [(names[path], _infer.describe(leaf)) for path, leaf in leaves(self.root)]
         width = max((len(name) for name, _ in rows), default=0)
         return "\n".join(f"{name:<{width}}  {kind}" for name, kind in rows)
 
@@ -74,9 +76,10 @@ class Schema:
         wanted: set[int] = set()
         known = [path for path, _ in leaves(self.root)]
         for name in names:
-            found = {i for i, path in enumerate(known) if any(path_text(path[:depth]) == name for depth in range(1, len(path) + 1))}
+            place = locate(self.root, name)
+            found = {i for i, path in enumerate(known) if place is not None and path[: len(place[0])] == place[0]}
             if not found:
-                raise ValueError(f"fields= names {name!r}, but the samples have the fields {', '.join(map(path_text, known))}.")
+                raise ValueError(f"fields= names {name!r}, but the samples have the fields {', '.join(self.fields)}.")
             wanted |= found
         return frozenset(wanted)
 
@@ -89,12 +92,20 @@ class Encoder:
         fixed: never widen: a sample that does not fit is a ``SampleError``.
         nullable: names of fields that may be None from the start.
         allow_pickle: store objects of any type with pickle.
+        path: where the values stand in a sample, if they are not whole samples.
     """
 
     def __init__(
-        self, schema: Schema | None = None, *, fixed: bool = False, nullable: Iterable[str] = (), allow_pickle: bool = False
+        self,
+        schema: Schema | None = None,
+        *,
+        fixed: bool = False,
+        nullable: Iterable[str] = (),
+        allow_pickle: bool = False,
+        path: Path = (),
     ) -> None:
         self.schema = schema
+        self._path = path
         self._fixed = fixed
         self._nullable = tuple(nullable)
         self._allow_pickle = allow_pickle
@@ -121,7 +132,7 @@ class Encoder:
 
     def _widen(self, sample: Any, error: Exception) -> None:
         """Make the schema hold the sample too, or say why that is impossible."""
-        seen = Schema.of(sample, allow_pickle=self._allow_pickle)
+        seen = Schema(_infer.infer(sample, allow_pickle=self._allow_pickle, path=self._path))
         if self.schema is None:
             self._compile(seen.nullable(self._nullable) if self._nullable else seen)
             return
@@ -130,7 +141,7 @@ class Encoder:
             # The type fits and the value does not, as a JSON list with a NaN in it.
             wider = self._give_up_json(sample, error)
         if self._fixed or wider is None:
-            raise self._refusal(seen)
+            raise self._refusal(sample, seen)
         self._compile(wider)
 
     def _joined_or_none(self, seen: Schema) -> Schema | None:
@@ -148,13 +159,19 @@ class Encoder:
             except NotExact:
                 return Schema(with_leaf(self.schema.root, number, Leaf("pickle")))
             except UnicodeEncodeError as problem:
-                name = list(self.schema.fields)[number]
+                path, _ = list(leaves(self.schema.root, self._path))[number]
+                name = path_text(path)
                 raise SampleError(f"field {name!r}: the text is not valid Unicode ({problem}); store it as bytes.", field=name) from error
         raise SampleError("the sample is too large for one chunk: an item must stay below 4 GiB.") from error
 
-    def _refusal(self, seen: Schema) -> SampleError:
+    def _refusal(self, sample: Any, seen: Schema) -> SampleError:
         assert self.schema is not None
-        field, have, new = first_difference(self.schema, seen)
+        path, have, new = _difference(self.schema, seen)
+        if new != "missing":
+            for step in path:
+                sample = sample[step]
+            new = "None" if sample is None else new
+        field = path_text((*self._path, *path))
         return SampleError(f"field {field!r} is {new} here, but the dataset has {have}.", field=field)
 
 
@@ -177,17 +194,21 @@ def leaf_bytes(value: Any, fmt: str, allow_pickle: bool) -> bytes:
 
 def first_difference(a: Schema, b: Schema) -> tuple[str, str, str]:
     """Return the first field in which two schemas differ, with both descriptions."""
-    have = {path_text(path): leaf for path, leaf in leaves(a.root)}
-    new = {path_text(path): leaf for path, leaf in leaves(b.root)}
-    for name, leaf in new.items():
-        if name not in have:
-            return name, "no such field", _infer.describe(leaf)
-        if have[name] != leaf and not _holds(have[name], leaf):
-            return name, _infer.describe(have[name]), _infer.describe(leaf)
-    for name, leaf in have.items():
-        if name not in new:
-            return name, _infer.describe(leaf), "missing"
-    return "sample", _infer.describe(a.root), _infer.describe(b.root)
+    path, have, new = _difference(a, b)
+    return path_text(path), have, new
+
+
+def _difference(a: Schema, b: Schema) -> tuple[Path, str, str]:
+    have, new = dict(leaves(a.root)), dict(leaves(b.root))
+    for path, leaf in new.items():
+        if path not in have:
+            return path, "no such field", _infer.describe(leaf)
+        if have[path] != leaf and not _holds(have[path], leaf):
+            return path, _infer.describe(have[path]), _infer.describe(leaf)
+    for path, leaf in have.items():
+        if path not in new:
+            return path, _infer.describe(leaf), "missing"
+    return (), _infer.describe(a.root), _infer.describe(b.root)
 
 
 def _holds(leaf: Leaf, other: Leaf) -> bool:

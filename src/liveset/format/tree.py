@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -60,15 +62,80 @@ def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
         yield from leaves(child, (*path, step))
 
 
+_STEP = re.compile(r"""\[('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\[\]'"]+)\]|(?:(?<!^)\.|^)([^.\[\]]+)""", re.DOTALL)
+_SPECIAL = re.compile(r"[.\[\]]|^$")
+
+
 def path_text(path: Path) -> str:
-    """Return the name of a field for messages and for ``fields=``: ``a.b[0]``; the sample itself is ``sample``."""
+    """Return the name of a field for messages and for ``fields=``: ``a.b[0]``; the sample itself is ``sample``.
+
+    Keys that are empty or hold dots or brackets are quoted, ``meta['a.b']``, but for those of the sample itself: ``a.b``.
+    """
+    if len(path) == 1 and isinstance(path[0], str) and path[0]:
+        return path[0]
     text = ""
     for step in path:
-        if isinstance(step, str):
+        if isinstance(step, str) and not _SPECIAL.search(step):
             text += f".{step}" if text else step
         else:
             text += f"[{step!r}]"
     return text or "sample"
+
+
+def parse_path(name: str) -> Path:
+    """Return the keys and positions that a name such as ``a.b[0]`` or ``meta['a.b']`` consists of; ``LookupError`` when it is no path."""
+    path: list[Any] = []
+    end = 0
+    while end < len(name) or not path:
+        if (found := _STEP.match(name, end)) is None:
+            raise LookupError(f"{name!r} is not the name of a field.")
+        try:
+            path.append(ast.literal_eval(found[1]) if found[1] else found[2])
+        except (ValueError, SyntaxError, TypeError, MemoryError) as error:
+            raise LookupError(f"{name!r} is not the name of a field.") from error
+        end = found.end()
+    return tuple(path)
+
+
+def locate(root: Node, name: str) -> tuple[Path, Node] | None:
+    """Return where the field of a name stands, and what it is; None when there is none.
+
+    A key of the sample itself goes before a path: ``a.b`` is ``sample["a.b"]``, and only without that ``sample["a"]["b"]``, which is always
+    ``['a']['b']`` too.
+    """
+    if isinstance(root, Branch) and root.keys is not None and name in root.keys:
+        return (name,), root.children[root.keys.index(name)]
+    try:
+        path = parse_path(name)
+    except (LookupError, TypeError):  # a name that is no text is only that of a key
+        return None
+    node = root
+    for step in path:
+        if isinstance(node, Leaf):
+            return None
+        steps = node.keys if node.keys is not None else range(len(node.children))
+        if step not in steps:
+            return None
+        node = node.children[steps.index(step)]
+    return path, node
+
+
+def field_names(root: Node) -> dict[Path, str]:
+    """Return the names of all fields, and of the containers around them, outer ones first; ``locate`` finds each of them by its name."""
+    top = frozenset(root.keys or ()) if isinstance(root, Branch) else frozenset()
+    names: dict[Path, str] = {}
+
+    def note(node: Node, path: Path) -> None:
+        name = path_text(path)
+        if len(path) > 1 and name in top:
+            name = "".join(f"[{step!r}]" for step in path)
+        names[path] = name
+        if isinstance(node, Branch):
+            for step, child in zip(node.keys if node.keys is not None else range(len(node.children)), node.children, strict=True):
+                note(child, (*path, step))
+
+    note(root, ())
+    return names
 
 
 def with_leaf(node: Node, number: int, leaf: Leaf) -> Node:

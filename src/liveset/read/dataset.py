@@ -13,6 +13,7 @@ from itertools import accumulate, chain, repeat
 from typing import Any, SupportsIndex, overload
 
 from liveset.errors import KeyNotFound, PositionOutOfRange
+from liveset.format.fields import check_names
 from liveset.format.index import Index
 from liveset.keystore import open_keys
 from liveset.read.chunks import OpenChunks
@@ -109,7 +110,7 @@ class StreamingDataset(Opened):
         self._window = resolve_window(item_shuffle_window)
         self.shuffle, self.drop_last, self.seed = shuffle, drop_last, seed
         self.batch_size, self.num_workers, self.current_epoch = 1, 1, 1
-        self._settings = Settings(None if fields is None else tuple(fields), allow_pickle, serializers, verify_reads, pin)
+        self._settings = Settings(None if fields is None else check_names("fields", fields), allow_pickle, serializers, verify_reads, pin)
         # None in a dataset that cannot move to another version.
         self._subsampled: tuple[float, bool, int] | None = (subsample, shuffle, seed)
         self._open(*open_input(input_dir, index_path, version, held=pin))

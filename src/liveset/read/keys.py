@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 class KeyView:
     """The keys of a dataset: membership, length, the key of a position, iteration in the order of the samples.
 
-    A part of a dataset (``subset``, ``subsample``, a split) answers only for its own samples. In an earlier version from which a purge
-    erased samples, iteration and tables show random keys in their places (``erased-`` and 16 hex digits, or a negative integer), so that
-    length and order stay; ``at`` raises ``Erased`` there.
+    A part of a dataset (``subset``, ``subsample``, a split) answers only for its own samples. Samples that a purge erased from an earlier
+    version keep their positions and have no keys: length, iteration and tables leave them out, and ``at`` raises ``Erased`` there.
 
     Example:
         >>> "play-3" in ds.keys, len(ds.keys), ds.keys.at(0)
@@ -42,15 +41,21 @@ class KeyView:
         return self._store.kind
 
     def __len__(self) -> int:
-        return len(self._store) if self._whole else sum(stop - start for _, start, stop in self._regions)
+        chunks = self._snapshot.index.chunks
+        if self._whole:
+            return len(self._store) - sum(len(record.erased) for record in chunks)
+        gone = (sum(start <= slot < stop for slot in chunks[chunk].erased) for chunk, start, stop in self._regions)
+        return sum(stop - start for _, start, stop in self._regions) - sum(gone)
 
     def __contains__(self, key: object) -> bool:
         return self.find(normalize_key(key)) is not None
 
     def __iter__(self) -> Iterator[Key]:
-        """Yield the key of every sample, in order; where a purge erased the sample, a random one that stands for it."""
+        """Yield the key of every sample, in order."""
         for chunk, start, stop in self._regions:
-            yield from self._store.keys_of(chunk)[start:stop]
+            keys = self._store.keys_of(chunk)[start:stop]
+            gone = frozenset(self._snapshot.index.chunks[chunk].erased)  # asked afterwards: opening the tables may have told of a purge
+            yield from (key for slot, key in enumerate(keys, start) if slot not in gone) if gone else keys
 
     def at(self, position: int) -> Key:
         """Return the key of the sample at a position; ``PositionOutOfRange`` when there is none, ``Erased`` when a purge erased it."""
@@ -92,7 +97,7 @@ class KeyView:
         """Return the keys as a ``pyarrow.Table``, sorted by position.
 
         Its columns are ``key``; ``index``, the position in this dataset or part; ``chunk_index`` and ``chunk_offset``, the number of the
-        chunk in the whole version and the slot of the sample in it.
+        chunk in the whole version and the slot of the sample in it. Samples that a purge erased have no row.
 
         Raises:
             MissingDependency: pyarrow is not installed.
@@ -114,7 +119,10 @@ class KeyView:
         if not self._whole:
             keys = keys.take(pa.array(np.array(self._snapshot.starts)[numbers] + slots))
         columns = [keys, pa.array(np.arange(length)), pa.array(numbers.astype(np.int32)), pa.array(slots.astype(np.int32))]
-        return pa.table(columns, names=["key", "index", "chunk_index", "chunk_offset"])
+        table = pa.table(columns, names=["key", "index", "chunk_index", "chunk_offset"])
+        records = self._snapshot.index.chunks
+        gone = [np.flatnonzero((numbers == n) & np.isin(slots, record.erased)) for n, record in enumerate(records) if record.erased]
+        return table.take(pa.array(np.delete(np.arange(length), np.concatenate(gone)))) if gone else table
 
     def _ordered(self) -> Any:
         """Return the keys of the whole version as an Arrow array in the order of its samples."""

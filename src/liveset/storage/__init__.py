@@ -24,11 +24,11 @@ __all__ = [
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
-    """Opens the place at ``path``; nothing is created before the first write."""
+    """Opens the place at ``path``; nothing is created before the first write. ``NotImplementedError`` for URLs."""
     from liveset.storage.local import LocalStore
 
     text = os.fspath(path)
     scheme, colon, rest = text.partition("://")
     if colon and scheme != "file":
-        raise ValueError(f"{text!r}: only local paths are supported so far, not {scheme}://")
+        raise NotImplementedError(f"{text!r} is a URL: liveset requires a local dataset directory so far, not {scheme}://.")
     return LocalStore(rest if colon else text)

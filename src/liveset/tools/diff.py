@@ -178,6 +178,8 @@ class Diff:
     @lazy
     def _plan(self) -> _Plan:
         plan = self._by_chunk()
+        for side, every in ((self._old, plan.removed), (self._new, plan.added)):
+            every[:] = [loose for loose in map(side.there, every) if len(loose.slots)]
         if self._keyed and plan.removed and plan.added:
             _match(self._old, self._new, plan)
         return plan
@@ -287,6 +289,11 @@ class _Side:
         for gone in free:
             slots = np.delete(slots, gone)
         return slots
+
+    def there(self, loose: _Loose) -> _Loose:
+        """Return samples without those that a purge erased: of them nothing is left to tell."""
+        erased = self.snapshot.index.chunks[loose.chunk].erased
+        return _Loose(loose.chunk, loose.slots[~np.isin(loose.slots, erased)]) if erased else loose
 
     def names(self, loose: _Loose) -> Sequence[Key]:
         """Return the keys, or the positions, of samples."""

@@ -38,6 +38,7 @@ def export(
 
     Raises:
         DatasetExists: ``dst`` holds files already.
+        ValueError: ``dst`` is in the dataset itself.
         DatasetNotFound, VersionNotFound, VersionExpired: there is nothing to copy.
 
     Example:
@@ -45,6 +46,9 @@ def export(
     """
     snapshot = open_snapshot(open_store(path), version)
     target = open_store(dst)
+    folder = os.path.realpath(snapshot.store.url)
+    if os.path.commonpath([folder, os.path.realpath(target.url)]) == folder:
+        raise ValueError(f"{target.url} is in the dataset itself: export to a folder elsewhere.")
     if next(iter(target.list("")), None) is not None:
         raise DatasetExists(f"{target.url} holds files already: export to a folder that is new or empty.", path=target.url)
     written: list[str] = []

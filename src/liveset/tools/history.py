@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from liveset.edit import versions
 from liveset.edit.adopt import Adoption, adopt_store, remove_unnamed
-from liveset.edit.changes import Restore, Retag, files_of
-from liveset.edit.commit import commit
+from liveset.edit.changes import Change, Restore, Retag, files_of
+from liveset.edit.commit import Prepare, commit
 from liveset.edit.keyfiles import KEYS
 from liveset.edit.publish import publish_keys
 from liveset.edit.purge import remains
-from liveset.errors import CommitUnknown, DatasetError, NotFound, VersionExpired, VersionNotFound
+from liveset.edit.rebase import keeps
+from liveset.errors import CommitUnknown, DatasetError, DatasetNotFound, NotFound, SessionExpired, VersionExpired, VersionNotFound
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
-from liveset.snapshot import Snapshot, archived, entries, open_snapshot, redirects_of
 from liveset.snapshot import Version as Wanted
+from liveset.snapshot import archived, entries, open_snapshot, redirects_of
 from liveset.storage import Store, open_store
 
 Path = str | os.PathLike[str]
@@ -113,9 +113,23 @@ def _told(entry: HistoryEntry, index: Index | None, tags: tuple[str, ...]) -> Ve
 
 
 def _known(store: Store, head: Index) -> Iterator[HistoryEntry]:
-    with suppress(VersionExpired):
-        yield from entries(store, head)
+    last = head.version + 1
+    try:
+        for entry in entries(store, head):
+            yield entry
+            last = entry.version
         yield HistoryEntry(0, "", "foreign", "")  # reached only where the history is not cut
+    except VersionExpired:
+        # Behind the cut only versions that a tag or a reader has saved are known, and what these remember.
+        fence = head.edit.fence if head.edit is not None else None
+        for number in sorted(fence.kept if fence is not None else (), reverse=True):
+            if number >= last or (index := archived(store, number)) is None:
+                continue
+            before = [index.edit.entry, *index.edit.history] if index.edit is not None else [HistoryEntry(0, "", "foreign", "")]
+            for entry in before:
+                if entry.version < last:
+                    yield entry
+                    last = entry.version
 
 
 def _index(store: Store, head: Index, version: int) -> Index | None:
@@ -237,6 +251,7 @@ def restore(path: Path, version: Wanted, *, force: bool = False, message: str = 
     Raises:
         VersionNotFound, VersionExpired: there is no such version, or it is gone.
         OverwriteConflict: others committed meanwhile.
+        SessionExpired: a vacuum ran meanwhile and has forgotten the version that was the newest. Nothing was changed; call it again.
         ValueError: it is version 0, and the keys that another program published for it are gone, or some of its samples.
 
     Example:
@@ -251,15 +266,8 @@ def restore(path: Path, version: Wanted, *, force: bool = False, message: str = 
         old = _adopted(store) or old
     if (session is None or base.edit is None) and _same(old, base):
         return base.version
-    purged = sum(len(record.erased) for record in old.chunks)
-    if purged and old.edit is None:
-        raise ValueError(f"a purge erased {purged:,} samples of version 0 of {store.url}: export it, or restore a later one.")
-    if purged:
-        index = _restore_purged(store, old.version, base, force=force, session=session, message=told, author=author)
-    elif old.edit is None:
-        index = _restore_foreign(store, old, base, force=force, session=session, message=told, author=author)
-    else:
-        index = commit(store, Restore(old, force), base, session=session, message=told, author=author)
+    restored = _restore_foreign if old.edit is None else _restore_ours
+    index = restored(store, old.version, base, force=force, session=session, message=told, author=author)
     if index.edit is not None and index.edit.key_files is not None:
         publish_keys(store, index)
     return index.version
@@ -274,33 +282,32 @@ def _adopted(store: Store) -> Index | None:
     return first if first.edit is not None and first.edit.op == "adopt" else None
 
 
-def _restore_purged(store: Store, version: int, base: Index, *, force: bool, session: str | None, message: str, author: str) -> Index:
-    """Restore what a purge has left of a version."""
+def _restore_ours(store: Store, version: int, base: Index, *, force: bool, session: str | None, message: str, author: str) -> Index:
+    """Restore a version of ours, or what purges have left of it."""
     written: list[str] = []
 
     def prepare(_head: Index | None, _since: Sequence[HistoryEntry]) -> Restore:
-        # Made anew for each head, so that they are younger than what a vacuum before it has listed.
-        return Restore(remains(store, open_snapshot(store, version), written), force)
+        # Opened anew for each head, which may be that of a purge. What is written is younger than what a vacuum before the head has listed.
+        snapshot = open_snapshot(store, version)
+        if not any(record.erased for record in snapshot.index.chunks):
+            return Restore(snapshot.index, force)
+        return Restore(remains(store, snapshot, written), force, frozenset(written))
 
-    try:
-        index = commit(store, prepare, base, session=session, message=message, author=author)
-    except CommitUnknown:
-        raise
-    except (DatasetError, OSError):
-        remove_unnamed(store, written, None)
-        raise
-    remove_unnamed(store, written, index)
-    return index
+    return _land(store, prepare, lambda: written, base, session=session, message=message, author=author)
 
 
-def _restore_foreign(store: Store, old: Index, base: Index, *, force: bool, session: str | None, message: str, author: str) -> Index:
+def _restore_foreign(store: Store, version: int, base: Index, *, force: bool, session: str | None, message: str, author: str) -> Index:
     """Restore what another program wrote. As when it was adopted, the chunks get names that the other program does not change."""
     adoptions: list[Adoption] = []
 
     def prepare(_head: Index | None, _since: Sequence[HistoryEntry]) -> Restore:
-        # Made anew for each head, so that they are younger than what a vacuum before it has listed.
+        snapshot = open_snapshot(store, version)
+        old = snapshot.index
+        if purged := sum(len(record.erased) for record in old.chunks):
+            raise ValueError(f"a purge erased {purged:,} samples of version {version} of {store.url}: export it, or restore a later one.")
+        # Made anew for each head, so that no vacuum before it has listed them. They are second names, as old as the files themselves.
         adoptions.append(Adoption(store))
-        change = adoptions[-1].change(Snapshot(store, old))
+        change = adoptions[-1].change(snapshot)
         if change.key_files is None and old.layout_of_keys:
             raise ValueError(
                 f"version {old.version} of {store.url} has keys that another program published, and those are gone: no version tells them "
@@ -309,13 +316,37 @@ def _restore_foreign(store: Store, old: Index, base: Index, *, force: bool, sess
         # The stamp names the tables of the keys, and makes the commit look whether a vacuum has let them go.
         stamp = open_snapshot(store, 1).index.edit if change.key_files is not None else None
         stamp = replace(stamp, key_files=change.key_files) if stamp is not None else None
-        return Restore(old.replace(chunks=change.records.values(), edit=stamp), force)
+        return Restore(old.replace(chunks=change.records.values(), edit=stamp), force, frozenset(adoptions[-1].written))
 
     def written() -> list[str]:
         return [name for adoption in adoptions for name in adoption.written]
 
+    return _land(store, prepare, written, base, session=session, message=message, author=author)
+
+
+def _land(
+    store: Store, prepare: Prepare, written: Callable[[], list[str]], base: Index, *, session: str | None, message: str, author: str
+) -> Index:
+    """Commit what ``prepare`` makes for each head, and remove the files that no version needs."""
+    made: list[Index | None] = [None]
+
+    def noted(head: Index | None, since: Sequence[HistoryEntry]) -> Change | None:
+        change = prepare(head, since)
+        made.append(head)
+        return change
+
     try:
-        index = commit(store, prepare, base, session=session, message=message, author=author)
+        while True:
+            try:
+                index = commit(store, noted, base, session=session, message=message, author=author)
+                break
+            except SessionExpired:
+                # A vacuum has put up a fence, and by their age files may be from before it: second names are as old as the first ones.
+                # Where nothing else stood in the way, the work begins again behind the fence.
+                head = made[-1]
+                if head is None or head.version <= base.version or not keeps(head, base.version):
+                    raise
+                base = head
     except CommitUnknown:
         raise
     except (DatasetError, OSError, ValueError):
@@ -338,13 +369,17 @@ def was_committed(path: Path, session: str) -> bool:
         session: the name that ``optimize`` or ``dataset_update`` was given, or ``error.session``.
 
     Raises:
+        DatasetNotFound: there is no such folder.
         VersionExpired: what is left of the history after a vacuum does not say.
 
     Example:
         >>> liveset.was_committed(path, "nightly-118")
         False
     """
-    return versions.was_committed(open_store(path), session)
+    store = open_store(path)
+    if not store.exists():  # a folder without a dataset is what a first commit leaves that did not land
+        raise DatasetNotFound(f"{store.url} does not exist.", path=store.url)
+    return versions.was_committed(store, session)
 
 
 __all__ = ["Version", "history", "restore", "tag", "untag", "was_committed"]

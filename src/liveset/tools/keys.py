@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from liveset.edit.adopt import adopt_store
+from liveset.edit.adopt import adopt_store, remove_unnamed
 from liveset.edit.changes import Change, Keys, SetKeys
 from liveset.edit.commit import check_texts, commit, new_token
 from liveset.edit.keyfiles import KeyWriter
 from liveset.edit.meter import Progress
 from liveset.edit.publish import layout, publish_keys, require_parquet
-from liveset.errors import CommitUnknown, Corrupt, DatasetNotFound, DuplicateKeys, KeysExist
+from liveset.errors import CommitUnknown, Corrupt, DatasetError, DatasetNotFound, DuplicateKeys, KeysExist
 from liveset.format.index import Index
 from liveset.format.keytable import KeyColumn, refuse_duplicates
 from liveset.format.schema import Decoder, Schema
@@ -117,22 +117,29 @@ def build_keys(
         except (Corrupt, DuplicateKeys):  # the keys that it has cannot be kept until there are new ones
             base = adopt_store(store, author=author, keys=False)
     tables = KeyWriter(store, new_token())
+    sent = False  # whether a commit may be under way that names the tables
 
     def prepare(head: Index | None, _: Sequence[HistoryEntry]) -> Change:
+        nonlocal sent
+        sent = False
         if head is None:
             raise DatasetNotFound(f"{store.url} doesn't contain any index.json file.", path=store.url)
         _refuse_existing(store, head, overwrite, folder)
-        return SetKeys(Keys(tables.fresh(builder.columns(head)), layout(num_shards, rule.field)))
+        change = SetKeys(Keys(tables.fresh(builder.columns(head)), layout(num_shards, rule.field)))
+        sent = True
+        return change
 
     try:
         index = commit(store, prepare, base, message=message, author=author)
+    except CommitUnknown:
+        raise
     except BaseException as error:
-        if not isinstance(error, CommitUnknown | KeyboardInterrupt):  # then the commit may have landed
-            store.delete(tables.written)
+        if isinstance(error, DatasetError | OSError) or not sent:  # after any other error, such as an exit, the commit may have landed
+            remove_unnamed(store, tables.written, None)
         raise
     finally:
         builder.progress.close()
-    store.delete(tables.written[:-1])
+    remove_unnamed(store, tables.written, index)
     publish_keys(store, index)
     assert index.edit is not None
     assert index.edit.key_files is not None

@@ -15,10 +15,20 @@ import msgspec
 
 from liveset.edit.adopt import remove_unnamed
 from liveset.edit.changes import Change, Overwrite, Replace, Restore, Stamp, apply, files_of
-from liveset.edit.commit import commit, new_token
+from liveset.edit.commit import check_texts, commit, new_token
 from liveset.edit.keyfiles import KEYS, KeyWriter, ids_of
 from liveset.edit.publish import layout, publish_keys
-from liveset.errors import CommitUnknown, Conflict, Corrupt, DatasetError, DatasetNotFound, ForeignEdit, NotFound, VersionExpired
+from liveset.errors import (
+    CommitUnknown,
+    Conflict,
+    Corrupt,
+    DatasetError,
+    DatasetNotFound,
+    ForeignEdit,
+    NotFound,
+    StorageError,
+    VersionExpired,
+)
 from liveset.format import codec
 from liveset.format.chunk import Buffer, open_chunk, plain_buffer
 from liveset.format.framed import FramedItems, is_framed
@@ -29,12 +39,12 @@ from liveset.format.stamp import HistoryEntry, KeyFiles
 from liveset.keystore import TableKeys, open_keys
 from liveset.snapshot import Snapshot, archived, entries, redirects_of
 from liveset.storage import HEAD, PRIVATE, VERSIONS, Head, Store, Swap, open_store, version_name
-from liveset.tools.verify import Damage, damaged_files
+from liveset.tools.verify import Damage, archived_numbers, damaged_files
 
 __all__ = ["RepairReport", "Restored", "repair"]
 
 QUARANTINE = PRIVATE + "quarantine/"
-"""Where a damaged index is kept."""
+"""Where damaged files are kept that were replaced, with the checksum of their bytes in the name."""
 
 OP = "repair"
 """What the history says of a commit that this makes."""
@@ -89,16 +99,23 @@ class RepairReport:
 
 
 def repair(
-    path: str | os.PathLike[str], *, copy: str | os.PathLike[str] | None = None, quarantine: bool = False, dry_run: bool = False
+    path: str | os.PathLike[str],
+    *,
+    copy: str | os.PathLike[str] | None = None,
+    quarantine: bool = False,
+    message: str = "",
+    author: str = "",
+    dry_run: bool = False,
 ) -> RepairReport:
     """Put right what is damaged in a dataset, as far as that is possible without guessing; doing it again changes nothing more.
 
     * An ``index.json`` that is missing, damaged or older than an archived version is replaced by the newest version that is known: of the
-      archived ones, or of ``copy`` if that continues them. It becomes a new version, and the damaged file is kept in
-      ``_liveset/quarantine/``. What only the lost version had is not in it; ``unlisted`` names the chunk files that may hold it. Where no
-      version is known at all, the chunk files are listed by the order in their names with the schema of ``copy``.
+      archived ones, or of ``copy`` if that continues them. It becomes a new version. What only the lost version had is not in it;
+      ``unlisted`` names the chunk files that may hold it. Where no version is known at all, the chunk files are listed by the order in
+      their names with the schema of ``copy``.
     * Damaged and missing chunks, key tables and archived versions, those of earlier versions too, get their bytes back from any file in the
       dataset or in ``copy`` that has the right ones: the checksum decides, and where there is none, the name and that all samples decode.
+    * Whatever is replaced is kept in ``_liveset/quarantine/``, under a name with its checksum.
     * With ``quarantine`` the chunks that remain damaged leave the dataset in one commit; the other samples keep their order and keys. The
       damaged files stay, since earlier versions name them, until a vacuum forgets those.
 
@@ -106,13 +123,15 @@ def repair(
         path: of the dataset.
         copy: another copy of the dataset, of any version of it; it is only read.
         quarantine: take chunks that cannot be restored out of the newest version.
+        message: what the history says about the versions that this makes; empty tells what was wrong.
+        author: who does this.
         dry_run: only tell what would be done.
 
     Returns:
         What was done, and what is still wrong.
 
     Raises:
-        DatasetNotFound: there is no dataset, nor anything left of one.
+        DatasetNotFound: there is no dataset, nor anything left of one; or there is none at ``copy``.
         Corrupt: the index cannot be rebuilt; the message says what is missing for it.
         ForeignEdit: another program put an index of its own in place of ours.
         Conflict: somebody else changed the dataset meanwhile; nothing is half done, call it again.
@@ -123,26 +142,44 @@ def repair(
         >>> report.ok, len(report.restored)
         (True, 1)
     """
+    check_texts(message=message, author=author)
     store = open_store(path)
-    other = open_store(copy) if copy is not None else None
-    if other is not None and other.url == store.url:
-        raise ValueError("copy= is the dataset itself: give the path of another copy.")
-    found = _Head(store, other).find()
+    other = _open_copy(copy, store) if copy is not None else None
+    found = _Head(store, other, message, author).find()
     index = found.new
-    if found.problem and not dry_run:
-        _put(store, found)
-    files = _Files(store, other, index, dry_run=dry_run)
-    left, older = files.restore()
-    quarantined: tuple[Damage, ...] = ()
-    version = index.version
-    if quarantine and (bad := [damage for damage in left if damage.file in {record.filename for record in index.chunks}]):
-        quarantined = tuple(bad)
-        left = [damage for damage in left if damage not in bad]
-        changed = _quarantine(store, index, bad, dry_run=dry_run)
-        version = version + 1 if changed is None else changed.version
+    files = _Files(store, other, index)
+    # Everything is looked at before anything is replaced, so that a dry run tells just what is done otherwise.
+    left, older = files.plan()
+    if found.problem:
+        older = [damage for damage in older if damage.file != version_name(found.base.version)]  # it is archived anew
+    bad = [damage for damage in left if damage.file in {record.filename for record in index.chunks}] if quarantine else []
+    left = [damage for damage in left if damage not in bad]
+    if bad:
+        _check_quarantine(store, index, left)
+    version = index.version + bool(bad)
     told = f"{found.problem}: {found.source}" if found.problem else ""
     unlisted = tuple(_unlisted(store, index)) if found.problem else ()
-    return RepairReport(store.url, dry_run, version, told, unlisted, tuple(files.restored), quarantined, tuple(left), tuple(older))
+    if not dry_run:
+        if found.problem:
+            _put(store, found)
+        files.restore()
+        if bad:
+            version = _quarantine(store, index, bad, message, author).version
+    return RepairReport(store.url, dry_run, version, told, unlisted, tuple(files.restored), tuple(bad), tuple(left), tuple(older))
+
+
+def _open_copy(path: str | os.PathLike[str], store: Store) -> Store:
+    """Return the store of the copy; a wrong path must not pass for a copy that has nothing to give."""
+    other = open_store(path)
+    if os.path.realpath(other.url) == os.path.realpath(store.url):
+        raise ValueError("copy= is the dataset itself: give the path of another copy.")
+    if not other.exists():
+        raise DatasetNotFound(f"{other.url}, which should be the copy, does not exist. Nothing was changed.", path=other.url)
+    if other.read_head() is None and not archived_numbers(other):
+        raise DatasetNotFound(
+            f"{other.url}, which should be the copy, holds no dataset: it has no {HEAD}. Nothing was changed.", path=other.url
+        )
+    return other
 
 
 # --- the index --------------------------------------------------------------------------------------------------------
@@ -163,8 +200,9 @@ class _Verdict(NamedTuple):
 class _Head:
     """Finds out what the head of a dataset should be."""
 
-    def __init__(self, store: Store, other: Store | None) -> None:
+    def __init__(self, store: Store, other: Store | None, message: str, author: str) -> None:
         self._store, self._other = store, other
+        self._message, self._author = message, author
         self._newest = _newest_archived(store)
         self._rebuilt: Index | None = None
 
@@ -176,12 +214,15 @@ class _Head:
         base, source = self._replacement(problem)
         if base.edit is None or base is self._rebuilt:  # another program's is put back as it was
             return _Verdict(head, problem, source, base, base)
-        token = new_token()
-        new = apply(base, Restore(base), Stamp(f"{token}.0", token, datetime.now(UTC), f"index.json was {problem}"))
+        new = apply(base, Restore(base), self._stamp(f"index.json was {problem}"))
         assert new.edit is not None
         # The lost head was at most one version after the last archived one, and its number is not used again.
-        number = max(new.version, max(_archived_numbers(self._store), default=-1) + 2)
+        number = max(new.version, max(archived_numbers(self._store), default=-1) + 2)
         return _Verdict(head, problem, source, base, new.replace(edit=replace(new.edit, op=OP, version=number)))
+
+    def _stamp(self, reason: str) -> Stamp:
+        token = new_token()
+        return Stamp(f"{token}.0", token, datetime.now(UTC), self._message or reason, self._author)
 
     def _judged(self, head: Head | None) -> tuple[str, Index | None]:
         """Return what is wrong with a head, and else the index in it."""
@@ -251,9 +292,7 @@ class _Head:
                 )
             places[place] = name
         records = tuple(_record(self._store, places[place], config) for place in sorted(places))
-        token = new_token()
-        stamp = Stamp(f"{token}.0", token, datetime.now(UTC), "rebuilt from chunk files")
-        index = apply(None, Overwrite(config, records), stamp)
+        index = apply(None, Overwrite(config, records), self._stamp("rebuilt from chunk files"))
         assert index.edit is not None
         keys = _key_files(self._store, records)
         members = dict(index.members)
@@ -312,9 +351,14 @@ def _put(store: Store, found: _Verdict) -> None:
     """Put an index in place of the damaged one, which is kept."""
     head, new = found.head, found.new
     if head is not None:
-        store.write_once(f"{QUARANTINE}index-{codec.checksum(head.data).removeprefix('xxh3:')}.json", head.data)
+        store.write_once(_kept_name(HEAD, head.data), head.data)
     if new.version > found.base.version:
-        store.write_once(version_name(found.base.version), found.base.to_bytes())
+        name, data = version_name(found.base.version), found.base.to_bytes()
+        with suppress(NotFound):
+            if (damaged := store.read(name)) != data:  # or that version would have been found here
+                store.write_once(_kept_name(name, damaged), damaged)
+                store.delete([name])
+        store.write_once(name, data)
     published = [entry.name for entry in store.list("keys") if entry.name == "keys.parquet" or entry.name.startswith("keys/shard-")]
     withdrawn = published if new.edit is not None else []
     outcome = store.swap_head(new.to_bytes(), head.tag if head is not None else None, withdrawn)
@@ -330,6 +374,12 @@ def _put(store: Store, found: _Verdict) -> None:
             publish_keys(store, new)
 
 
+def _kept_name(name: str, data: bytes | memoryview) -> str:
+    """Return the name under which a damaged file is kept."""
+    stem, dot, suffix = name.rpartition("/")[2].partition(".")
+    return f"{QUARANTINE}{stem}-{codec.checksum(data).removeprefix('xxh3:')}{dot}{suffix}"
+
+
 def _unlisted(store: Store, index: Index) -> Iterator[str]:
     """Yield the chunk files that no version names."""
     named = files_of(index)
@@ -340,15 +390,10 @@ def _unlisted(store: Store, index: Index) -> Iterator[str]:
 
 def _archives(store: Store) -> Iterator[Index]:
     """Yield the archived versions that can be read, newest first."""
-    for number in sorted(_archived_numbers(store), reverse=True):
+    for number in sorted(archived_numbers(store), reverse=True):
         with suppress(Corrupt):
             if (index := archived(store, number)) is not None:
                 yield index
-
-
-def _archived_numbers(store: Store) -> list[int]:
-    names = (entry.name.removeprefix(VERSIONS).removesuffix(".json") for entry in store.list(VERSIONS))
-    return [int(name) for name in names if name.isdecimal()]
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -357,29 +402,47 @@ def _archived_numbers(store: Store) -> list[int]:
 class _Files:
     """Finds the damaged files of all versions, and puts back those whose bytes are somewhere."""
 
-    def __init__(self, store: Store, other: Store | None, index: Index, *, dry_run: bool) -> None:
-        self._store, self._index, self._dry_run = store, index, dry_run
+    def __init__(self, store: Store, other: Store | None, index: Index) -> None:
+        self._store, self._index = store, index
         self._places = [place for place in (other, store) if place is not None]
         self._other = other
         self._sums: dict[tuple[str, str], str] = {}
         self._listed: dict[str, dict[str, int]] = {}
-        self.restored: list[Restored] = []
+        self._sources: dict[str, tuple[Store, str]] = {}
 
-    def restore(self) -> tuple[list[Damage], list[Damage]]:
-        """Return what is left of the newest version, and of the earlier ones."""
-        older = self._restore_archives()
-        left = self._restore_of(Snapshot(self._store, self._index), set())
+    @property
+    def restored(self) -> list[Restored]:
+        """The files that get their bytes back."""
+        return [Restored(name, f"{place.url}/{source}") for name, (place, source) in self._sources.items()]
+
+    def plan(self) -> tuple[list[Damage], list[Damage]]:
+        """Find the bytes of all damaged files; return what will be left of the newest version, and of the earlier ones."""
+        archives, older = self._plan_archives()
+        left = self._plan_of(Snapshot(self._store, self._index), set())
         seen = files_of(self._index)
         fence = self._index.edit.fence if self._index.edit is not None else None
-        for index in _archives(self._store):
+        for index in archives:
             if fence is None or fence.keeps(index.version):
                 # As purges left it: what they erased must not come back.
                 snapshot = Snapshot(self._store, index, redirects_of(self._index))
-                older += [damage._replace(positions=range(0), keys=()) for damage in self._restore_of(snapshot, seen)]
+                older += [damage._replace(positions=range(0), keys=()) for damage in self._plan_of(snapshot, seen)]
                 seen |= files_of(snapshot.index)
         return left, older
 
-    def _restore_of(self, snapshot: Snapshot, seen: set[str]) -> list[Damage]:
+    def restore(self) -> None:
+        """Put the bytes in place; the damaged files are kept first, since one may hold what belongs to another."""
+        kept = {}
+        there = {entry.name for entry in self._store.list(QUARANTINE)}
+        for name in self._sources:
+            with suppress(NotFound, StorageError):  # of what cannot be read, nothing can be kept
+                kept[name] = _kept_name(name, self._store.map(name, 0))
+            if name in kept and kept[name] not in there:
+                self._store.copy(name, kept[name])
+                there.add(kept[name])
+        for name, (place, source) in self._sources.items():
+            self._publish(name, place.map(kept.get(source, source) if place is self._store else source, 0))
+
+    def _plan_of(self, snapshot: Snapshot, seen: set[str]) -> list[Damage]:
         index = snapshot.index
         records = {record.filename: record for record in index.chunks}
         left = []
@@ -388,8 +451,7 @@ class _Files:
             if source is None:
                 left.append(damage)
                 continue
-            place, name = source
-            self._publish(damage.file, place, name)
+            self._sources[damage.file] = source
         return left
 
     def _chunk(self, index: Index, record: ChunkRecord) -> tuple[Store, str] | None:
@@ -426,37 +488,36 @@ class _Files:
                 return self._other, name
         return None
 
-    def _restore_archives(self) -> list[Damage]:
-        left = []
+    def _plan_archives(self) -> tuple[list[Index], list[Damage]]:
+        """Return the archived versions as they will be, newest first, and those that stay damaged."""
+        found, left = [], []
         edit = self._index.edit
         known = {entry.version: entry.id for entry in (edit.history if edit is not None else ())}
-        for number in _archived_numbers(self._store):
+        for number in sorted(archived_numbers(self._store), reverse=True):
             name = version_name(number)
             try:
-                archived(self._store, number)
+                index = archived(self._store, number)
             except Corrupt as error:
-                good = None
+                index = None
                 with suppress(Corrupt):
-                    good = archived(self._other, number) if self._other is not None else None
-                if self._other is not None and good is not None and known.get(number, good.id) == good.id:
-                    self._publish(name, self._other, name)
+                    index = archived(self._other, number) if self._other is not None else None
+                if self._other is not None and index is not None and known.get(number, index.id) == index.id:
+                    self._sources[name] = self._other, name
                 else:
+                    index = None
                     left.append(Damage(name, str(error)))
-        return left
+            found += [index] if index is not None else []
+        return found, left
 
-    def _publish(self, name: str, place: Store, source: str) -> None:
-        """Put the bytes of another file under a name, in one step."""
-        if not self._dry_run:
-            data = place.map(source, 0)
-            for _ in range(_ATTEMPTS):
-                head = self._store.read_head()
-                if head is None:
-                    raise DatasetNotFound(f"{self._store.url} was removed while it was being repaired.", path=self._store.url)
-                if self._store.publish(name, data, head.tag):
-                    break
-            else:
-                raise Conflict(f"{self._store.url} is changed all the time, so that {name} could not be put in place. Repair again.")
-        self.restored.append(Restored(name, f"{place.url}/{source}"))
+    def _publish(self, name: str, data: memoryview) -> None:
+        """Put bytes under a name, in one step."""
+        for _ in range(_ATTEMPTS):
+            head = self._store.read_head()
+            if head is None:
+                raise DatasetNotFound(f"{self._store.url} was removed while it was being repaired.", path=self._store.url)
+            if self._store.publish(name, data, head.tag):
+                return
+        raise Conflict(f"{self._store.url} is changed all the time, so that {name} could not be put in place. Repair again.")
 
 
 def _decodes(place: Store, index: Index, record: ChunkRecord) -> bool:
@@ -475,12 +536,22 @@ def _decodes(place: Store, index: Index, record: ChunkRecord) -> bool:
 # --- quarantine -------------------------------------------------------------------------------------------------------
 
 
-def _quarantine(store: Store, index: Index, bad: Sequence[Damage], *, dry_run: bool) -> Index | None:
-    """Take chunks out of the newest version, and return the new one; None with ``dry_run``."""
+def _check_quarantine(store: Store, index: Index, left: Sequence[Damage]) -> None:
+    """Raise the error for a dataset that chunks cannot be taken out of."""
     if index.edit is None:
         raise ValueError(f"{store.url} was written by another program: adopt it (liveset.adopt) before chunks are taken out of it.")
-    if dry_run:
-        return None
+    tables = index.edit.key_files.tables if index.edit.key_files is not None else ()
+    for damage in left:
+        if damage.file in tables:
+            raise Corrupt(
+                f"{store.url}/{damage.file} is damaged, too, so that nothing says which keys the damaged chunks have. Give another copy of "
+                "the dataset as copy=. Nothing was changed.",
+                file=damage.file,
+            )
+
+
+def _quarantine(store: Store, index: Index, bad: Sequence[Damage], message: str, author: str) -> Index:
+    """Take chunks out of the newest version, and return the new one."""
     files = {damage.file for damage in bad}
     writer = KeyWriter(store, new_token())
 
@@ -492,7 +563,8 @@ def _quarantine(store: Store, index: Index, bad: Sequence[Damage], *, dry_run: b
 
     samples = sum(len(damage.positions) for damage in bad)
     try:
-        new = commit(store, prepare, index, message=f"{len(bad)} damaged chunks with {samples} samples taken out")
+        told = message or f"{len(bad)} damaged chunks with {samples} samples taken out"
+        new = commit(store, prepare, index, message=told, author=author)
     except CommitUnknown:
         raise
     except (DatasetError, OSError):
@@ -512,13 +584,7 @@ def _without(store: Store, head: Index, gone: Sequence[int], writer: KeyWriter) 
     files = None
     keys = open_keys(snapshot)
     if isinstance(keys, TableKeys):
-        try:
-            deleted = KeyColumn.join([KeyColumn.of(keys.keys_of(number)) for number in gone])
-        except (Corrupt, NotFound) as error:
-            raise Corrupt(
-                f"{error} So nothing says which keys the damaged chunks have. Give another copy of the dataset as copy=.",
-                file=str(getattr(error, "file", "")),
-            ) from error
+        deleted = KeyColumn.join([KeyColumn.of(keys.keys_of(number)) for number in gone])
         count = head.samples - sum(record.samples for record in records)
         files = writer.edited(keys.files, listed, count, deleted=deleted, removed={}, added=[])
     names = {record.id or record.filename: record.filename for record in records}

@@ -17,13 +17,12 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from liveset.errors import Corrupt, DatasetError, MissingDependency, NotFound
+from liveset.errors import Corrupt, DatasetError, MissingDependency, NotFound, UnsupportedFormat
 from liveset.format import codec
 from liveset.format.arrow import FILE_MAGIC, find_blob, is_arrow, load_pyarrow
 from liveset.format.chunk import Buffer, open_chunk, plain_buffer
 from liveset.format.index import ChunkRecord, Index
-from liveset.format.keytable import MAGIC as KEY_TABLE
-from liveset.format.keytable import KeyTable, normalize_key
+from liveset.format.keytable import MAGIC, KeyTable, normalize_key
 from liveset.format.schema import Decoder, Schema
 from liveset.format.stamp import Redirects
 from liveset.snapshot import archived, open_snapshot, redirects_of
@@ -41,6 +40,8 @@ _BLOCK = 1 << 18
 _MIXER = np.uint32(2_654_435_761)
 # What a frame may hold in turn is looked into so often.
 _DEPTH = 2
+# Of every version of the format.
+_KEY_TABLE = MAGIC[:6]
 _WORD = re.compile(rb"[0-9A-Za-z_]")
 
 
@@ -166,8 +167,8 @@ class _File:
     def places(self) -> Iterator[tuple[Wanted, str]]:
         """Yield what is found, and where; some of it more than once."""
         data = self._data
-        if data[: len(KEY_TABLE)] == KEY_TABLE:
-            with suppress(Corrupt):
+        if data[: len(_KEY_TABLE)] == _KEY_TABLE:
+            with suppress(Corrupt, UnsupportedFormat):
                 table = KeyTable(data, self._name)
                 table.check()
                 yield from self._in_table(table)

@@ -17,7 +17,7 @@ from liveset.format.schema import Decoder, Schema
 from liveset.keystore import open_keys
 from liveset.read.chunks import OpenChunks
 from liveset.snapshot import Snapshot, Version, open_snapshot
-from liveset.storage import HEAD, open_store
+from liveset.storage import HEAD, VERSIONS, Store, open_store
 from liveset.tools.search import Found, Wanted, search
 
 __all__ = ["Damage", "Found", "VerifyReport", "verify"]
@@ -114,11 +114,29 @@ def verify(
         damaged.append(Damage(HEAD, "another program changed it after its last commit"))
     damaged += damaged_files(snapshot, progress=progress)
     damaged += _wrong_keys(snapshot, skip={damage.file for damage in damaged})
+    if version is None and (number := _newer(snapshot)) is not None:
+        here = f"is version {index.version}" if index.edit is not None else "was written by another program"
+        damaged.append(Damage(HEAD, f"it {here}, but version {number} is archived: it was put back or replaced"))
     unchecked = sum(record.check is None for record in index.chunks)
     wanted = list(absent)
     found, searched = search(snapshot.store, wanted) if wanted else ([], 0)
     counts = len(index.chunks), len(snapshot), unchecked
     return VerifyReport(snapshot.store.url, index.version, *counts, tuple(damaged), searched, tuple(found))
+
+
+def archived_numbers(store: Store) -> list[int]:
+    """Return the numbers of the versions that are archived, readable or not."""
+    names = (entry.name.removeprefix(VERSIONS).removesuffix(".json") for entry in store.list(VERSIONS))
+    return [int(name) for name in names if name.isdecimal()]
+
+
+def _newer(snapshot: Snapshot) -> int | None:
+    """Return the number of a version that is archived, while the newest one that was opened has a smaller one."""
+    newest = max(archived_numbers(snapshot.store), default=0)
+    if newest <= snapshot.version:
+        return None
+    head = snapshot.store.read_head()  # others may have committed since it was opened
+    return newest if head is not None and head.data == snapshot.index.to_bytes() else None
 
 
 def damaged_files(
@@ -135,7 +153,7 @@ def damaged_files(
             pass  # nothing says that the bytes are wrong: they cannot be decoded here
         except DatasetError as error:
             positions = range(snapshot.starts[number], snapshot.starts[number + 1])
-            yield Damage(record.filename, str(error), positions, _keys(snapshot, number))
+            yield Damage(record.filename, _problem(error, snapshot, record.filename), positions, _keys(snapshot, number))
         if progress is not None:
             progress(number + 1, len(listed))
     files = snapshot.index.edit.key_files if snapshot.index.edit is not None else None
@@ -144,7 +162,9 @@ def damaged_files(
             if name not in skip:
                 KeyTable(snapshot.store.map(name, 0), name).check()
         except DatasetError as error:
-            yield Damage(name, str(error))
+            problem = _problem(error, snapshot, name)
+            hint = "" if "build_keys_index" in problem else " Build the keys again with build_keys_index."
+            yield Damage(name, problem + hint)
 
 
 def _wrong_keys(snapshot: Snapshot, skip: set[str]) -> Iterator[Damage]:
@@ -154,7 +174,9 @@ def _wrong_keys(snapshot: Snapshot, skip: set[str]) -> Iterator[Damage]:
     files = index.edit.key_files if index.edit is not None else None
     if not isinstance(field, str) or files is None or not skip.isdisjoint(files.tables) or (keys := open_keys(snapshot)) is None:
         return
-    schema = Schema.from_config(index.config or {}, index.file)
+    if index.config is None:
+        return  # no sample was ever written
+    schema = Schema.from_config(index.config, index.file)
     if field not in schema.fields:
         return  # the key is a part of a value, or a later schema has dropped it
     chunks = OpenChunks(snapshot, Decoder(schema, fields=[field], strict=not index.has_foreign_chunks))
@@ -172,9 +194,15 @@ def _wrong_keys(snapshot: Snapshot, skip: set[str]) -> Iterator[Damage]:
                 yield Damage(record.filename, f"{text}; build_keys_index makes the keys anew", positions, named)
 
 
+def _problem(error: DatasetError, snapshot: Snapshot, name: str) -> str:
+    """Return what is wrong with a file, without its name, which stands beside it."""
+    text = str(error).removeprefix(f"{snapshot.store.url}/").removeprefix(f"{name}: ").removeprefix(f"{name} ")
+    return text.removeprefix("is damaged: ")
+
+
 def _keys(snapshot: Snapshot, number: int) -> tuple[Key, ...]:
     """Return the first keys of a chunk, as far as they can be told."""
-    with suppress(DatasetError):
+    with suppress(DatasetError, LookupError):  # an index that is damaged may list more samples than there are keys
         keys = open_keys(snapshot)
         if keys is not None:
             count = min(snapshot.index.chunks[number].samples, MOST_KEYS)

@@ -20,13 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from liveset.edit.retention import STAGED
 from liveset.edit.versions import find_session
 from liveset.errors import DatasetError
 from liveset.format.codec import checksum
 from liveset.format.index import ChunkRecord, Index
 from liveset.format.schema import Schema
 from liveset.format.stamp import HistoryEntry
-from liveset.storage import PRIVATE, Store
+from liveset.storage import Store
 from liveset.write.chunker import StagedChunk
 from liveset.write.plan import Span
 
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("liveset")
 
-STAGED = PRIVATE + "staged/"
 _MANIFEST, _ATTEMPT = "manifest.json", "attempt-"
 _FORMAT = 1
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from liveset.edit.chunkfiles import ChunkLimit
+from liveset.edit.editable import check_intact
 from liveset.edit.encoding import SampleEncoder
 from liveset.edit.patch import join_parts, leaf_parts
 from liveset.edit.splice import StoredChunk, fresh_name, open_stored
-from liveset.errors import Corrupt, DatasetError, PickleRefused, SampleError
+from liveset.errors import DatasetError, PickleRefused, SampleError
 from liveset.format import codec
 from liveset.format.arrowsplice import check_rows, is_row, same_row
 from liveset.format.chunk import Buffer, open_chunk
@@ -299,9 +300,7 @@ class _Splicing(_Work):
         if self._task.dry:
             return Made(part.number, len(contents), part.record, size)
         record = part.record
-        if record.check is not None and self._name == record.filename and not codec.verify(self._buffer, record.check):
-            # What is copied gets a new checksum, which must not vouch for damaged bytes.
-            raise Corrupt(f"{self._name} is damaged: its checksum differs from the index. Nothing was changed.", file=self._name)
+        check_intact(record, self._name, self._buffer)
         name = fresh_name(f"chunk-{self._task.attempt}-{part.number}", part.number, self._task.token, self._compression)
         self._store.write(name, spliced.buffers)
         record = record.replace(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from liveset.edit.adopt import adopt_store, remove_unnamed
+from liveset.edit.adopt import adopt_store, adopt_version, remove_unnamed
 from liveset.edit.changes import Append, Change, Keys, Overwrite, Replace
 from liveset.edit.commit import commit
 from liveset.edit.keyfiles import KeyWriter, ids_of
@@ -19,9 +19,8 @@ from liveset.errors import (
     DatasetExists,
     DuplicateKeys,
     KeyConflict,
+    NotFound,
     OverwriteConflict,
-    SampleError,
-    SessionExpired,
 )
 from liveset.format.config import make_config
 from liveset.format.index import ChunkRecord, Index
@@ -98,6 +97,8 @@ class Landing:
         self._keys: KeyWriter | None = None
         self._merge: Merge | None = None
         self._merged: Merged | None = None
+        self._head: Index | None = None  # what the last change was made for
+        self._sent = self._committed = False
 
     def commit(self, chunks: Sequence[StagedChunk], schema: Schema | None, settings: ChunkSettings) -> Landed:
         """Make the chunks a version.
@@ -107,13 +108,11 @@ class Landing:
             DuplicateKeys, KeyConflict: a key occurs twice, or is in the dataset already.
             Conflict: other commits stand in the way.
         """
-        base, wishes = self._base, self._wishes
+        wishes = self._wishes
         records = tuple(chunk.record for chunk in chunks)
-        if self._appends and base is not None and not chunks:
+        if self._appends and self._base is not None and not chunks:
             return Landed(None, records)
-        if self._appends and base is not None and base.edit is None:
-            # The other program's writers would not see our commits. The base stays: others may have committed since it was read.
-            adopt_store(self._store)
+        base = self._adopted()
         config = self._target.config
         if config is None and schema is not None:
             limit = settings.limit
@@ -132,8 +131,11 @@ class Landing:
 
         def prepare(head: Index | None, since: Sequence[HistoryEntry]) -> Change | None:
             # First of all: in another dataset the new keys must not even be looked up.
+            self._sent = False
             check_rebase(change, base, head, since)
-            return change if self._keys is None else self._with_keys(change, head, self._keys, columns)
+            made = change if self._keys is None else self._with_keys(change, head, self._keys, columns)
+            self._head, self._sent = head, True
+            return made
 
         try:
             index = commit(
@@ -145,6 +147,7 @@ class Landing:
                 author=wishes.author,
                 resumed=wishes.resumed,
             )
+            self._committed = True
         except OverwriteConflict as error:
             if self._target.mode is None:
                 raise DatasetExists(dataset_exists_message(self._store.url)) from error
@@ -163,6 +166,27 @@ class Landing:
     def discard(self) -> None:
         """Remove what a commit that failed has written."""
         remove_unnamed(self._store, self._written, None)
+
+    def _adopted(self) -> Index | None:
+        """Adopt a dataset of another program, and return the version that the change is made for.
+
+        Its writers would not see our commits; and when it is overwritten its published keys go, which may be the only ones that it has.
+        """
+        base, author = self._base, self._wishes.author
+        if base is None or base.edit is not None:
+            return base
+        if self._appends:
+            adopt_store(self._store, author=author)
+            return base  # others may have committed since it was read
+        assert self._target.snapshot is not None
+        try:
+            if open_keys(self._target.snapshot) is None:
+                return base
+            first = adopt_version(self._store, base, author=author)
+        except (Conflict, Corrupt, DuplicateKeys, NotFound) as error:
+            _log.info("%s is overwritten without being adopted first, which is not possible: %s", self._store.url, error)
+            return base
+        return first if first is not None and first.edit is not None and first.edit.op == "adopt" else base
 
     @property
     def _written(self) -> list[str]:
@@ -220,12 +244,12 @@ class Landing:
 
     def may_hold(self, error: BaseException) -> bool:
         """Return whether a commit that ended in an error may have made our chunks part of the dataset all the same."""
-        if isinstance(error, Conflict | DatasetExists | DuplicateKeys | SessionExpired | SampleError | Corrupt):
+        if self._committed:
+            return True
+        if not self._sent or isinstance(error, DatasetError | OSError):
             return False
         try:
             now = newest(self._store)
         except DatasetError:
-            return True
-        if now is None or self._base is None:
-            return now is not None
-        return (now.version, now.index.id, now.index.digest) != (self._base.version, self._base.id, self._base.digest)
+            return True  # an exit may have come right after the swap
+        return (now and now.index.source) != (self._head and self._head.source)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from liveset.edit.commit import check_texts
+from liveset.format.fields import check_names
 from liveset.storage import open_store
 from liveset.write import options
 from liveset.write.checkpoint import fingerprint
@@ -177,7 +178,7 @@ def optimize(
     if isinstance(opened, Stream) and use_checkpoint:
         kind = "generators" if queue is None else "Queue based data processing"
         raise ValueError(f"Checkpoint feature is not supported for {kind}, yet.")
-    asked = Asked(sizes, compression, compression_level, compression_batch_size, tuple(nullable))
+    asked = Asked(sizes, compression, compression_level, compression_batch_size, check_names("nullable", nullable))
     store = open_store(options.output_path(output_dir))
     facts: dict[str, Any] = {}
     if use_checkpoint and isinstance(opened, Indexed):

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from liveset.edit.keyfiles import KEYS
+from liveset.edit.retention import STAGED
 from liveset.format.stamp import tokens_of
-from liveset.storage import PRIVATE, Store
-from liveset.write.checkpoint import STAGED
+from liveset.storage import PRIVATE, VERSIONS, Store
 
 
 class Staging:
@@ -63,7 +63,7 @@ class Staging:
 
 def _folders(root: str) -> list[str]:
     """Return the folders that writing below ``root`` may make, inner ones first."""
-    folders = [os.path.join(root, folder.rstrip("/")) for folder in (KEYS, PRIVATE + "staged", PRIVATE + "versions", PRIVATE)]
+    folders = [os.path.join(root, folder.rstrip("/")) for folder in (KEYS, STAGED, VERSIONS, PRIVATE)]
     while root != os.path.dirname(root):
         folders.append(root)
         root = os.path.dirname(root)

@@ -13,10 +13,11 @@ from functools import reduce
 from itertools import chain, islice
 from typing import Any
 
-from liveset.edit.adopt import adopt_store
+from liveset.edit.adopt import adopt_version
 from liveset.edit.changes import Keys, Overwrite, Replace, files_of
 from liveset.edit.chunkfiles import DEFAULT_CHUNK_SIZE, ChunkLimit
-from liveset.edit.commit import check_texts, commit, new_token
+from liveset.edit.commit import Policy, check_texts, commit, new_token
+from liveset.edit.editable import check_editable
 from liveset.edit.keyfiles import KeyWriter
 from liveset.edit.meter import Progress
 from liveset.edit.publish import publish_keys
@@ -28,19 +29,21 @@ from liveset.errors import (
     OverwriteConflict,
     SampleError,
     SchemaConflict,
+    SessionExpired,
     StorageError,
-    UnsupportedFormat,
+    VersionExpired,
     WorkerError,
 )
 from liveset.format.codec import Compression
 from liveset.format.config import make_config, stored_limits
+from liveset.format.fields import check_names
 from liveset.format.index import ChunkRecord, Index
 from liveset.format.keytable import KeyColumn
 from liveset.format.schema import Schema
 from liveset.format.stamp import HistoryEntry
 from liveset.keystore import open_keys
 from liveset.snapshot import Snapshot, open_snapshot
-from liveset.storage import open_store, version_name
+from liveset.storage import open_store
 from liveset.write import options
 from liveset.write.chunktask import ChunkTask, Failure, Made, Misfit, NewSchema, Part, Written
 from liveset.write.failures import FOUND
@@ -136,7 +139,9 @@ def transform(
         SampleError: ``fn`` returned None, changed the field that holds the key, or gave a sample that cannot be stored, or not with the
             others; the message names the sample.
         PickleRefused: a sample needs ``allow_pickle=True``.
-        OverwriteConflict: the dataset was replaced meanwhile, or changed in any way while all of it was written again.
+        OverwriteConflict: the dataset was replaced meanwhile, its keys were found to stand in another field, or it was changed in any way
+            while all of it was written again.
+        SessionExpired: a purge or a vacuum removed files meanwhile that were to be read; transform again.
         Corrupt: a chunk is damaged.
         StorageError: the disk is full or failed.
         CommitUnknown: the store did not say whether the commit landed; ``was_committed`` tells later.
@@ -160,25 +165,21 @@ def transform(
             raise ValueError(f"`{name}` should be a function of one sample. Found {type(function).__name__}.")
     check_texts(session=session, message=message, author=author)
     workers = options.check_workers(num_workers, start_method)
-    scheme, colon, _ = os.fspath(path).partition("://")
-    if colon and scheme != "file":
-        raise NotImplementedError(f"transform requires a local dataset directory so far, not {scheme}://.")
-    store = open_store(path if colon else os.path.abspath(path))  # fn may change the current directory
+    fields = None if fields is None else check_names("fields", fields)
+    nullable = check_names("nullable", nullable)
+    store = open_store(path)
     base = open_snapshot(store)
     index = base.index
     if session is not None and (done := find_session(store, index, session, to_the_end=False)) is not None:
         _log.info("%s: session %r is committed already; there is nothing to do.", store.url, session)
         return TransformResult(done.version, len(base), 0, 0, 0, time.perf_counter() - began)
     config = index.config or {}
-    if config.get("encryption") is not None or config.get("item_loader") not in (None, "PyTreeLoader"):
-        what = f"needs the loader {config['item_loader']}" if config.get("encryption") is None else "is encrypted"
-        raise UnsupportedFormat(f"{store.url} {what}: it cannot be transformed yet.")
+    check_editable(config, store.url, "transformed")
     if not len(base):
         return TransformResult(base.version, 0, 0, 0, 0, time.perf_counter() - began)
     if fields is not None:
-        fields = tuple(fields)
         Schema.from_config(config, index.file).select(fields)
-        if nullable := tuple(nullable):
+        if nullable:
             raise ValueError("`fields` keeps the schema, and `nullable` changes it: use one of them.")
     samples, size = stored_limits(config)
     task = ChunkTask(
@@ -196,7 +197,7 @@ def transform(
     )
     with unwinding():
         work = _Transform(base, task, workers, _Texts(session, message, author), verbose=verbose)
-        version, changed, chunks, written = work.run(tuple(nullable))
+        version, changed, chunks, written = work.run(nullable)
     seconds = time.perf_counter() - began
     return TransformResult(version, len(base), changed, chunks, written, seconds)
 
@@ -283,6 +284,12 @@ class _Transform:
             return self._replace() if new is None else self._overwrite(new, nullable)
         except BaseException as error:
             self._clean_up(error)
+            if isinstance(error, VersionExpired):
+                raise SessionExpired(
+                    f"files of version {self._base.version} were removed while it was transformed: {error} Nothing was changed. Transform "
+                    "again.",
+                    file=getattr(error, "file", ""),
+                ) from error
             raise
 
     def _clean_up(self, error: BaseException) -> None:
@@ -386,6 +393,11 @@ class _Transform:
         def prepare(head: Index | None, since: Sequence[HistoryEntry]) -> Replace | None:
             check_rebase(Replace({}, {}), base, head, since)  # before any work is done
             assert head is not None
+            if (field := str(head.layout_of_keys.get("field") or "")) != self._task.field:
+                told = f"are those in the field {field!r}" if field else "stand in no field"
+                raise OverwriteConflict(
+                    f"cannot transform: the keys of the samples {told} since meanwhile. Nothing was changed. Transform again."
+                )
             if arranged := [entry for entry in since if entry.op == "compact"]:
                 raise OverwriteConflict(
                     f"cannot transform: version {arranged[0].version} arranged the samples in other chunks meanwhile. Nothing was changed. "
@@ -483,12 +495,11 @@ class _Transform:
         before = self._base.index
         if before.edit is not None:
             return before
-        adopt_store(self._store, author=self._texts.author)
-        first = open_snapshot(self._store, 1).index
-        if self._store.read(version_name(0)) != before.source:
+        first = adopt_version(self._store, before, author=self._texts.author)
+        if first is None:
             raise OverwriteConflict(
-                f"cannot transform: another program changed the dataset before version {first.version} was committed. Nothing was changed. "
-                "Transform again."
+                "cannot transform: another program changed the dataset before version 1 was committed. Nothing was changed. Transform "
+                "again."
             )
         if first.edit is not None and first.edit.op == "adopt":  # else its chunks may hold other samples, and count as changed
             self._sources = {_id(record): record.filename for record in first.chunks}
@@ -497,7 +508,9 @@ class _Transform:
     def _commit(self, change: Any, base: Index) -> Index:
         """Commit, and remove the files of ours that the version does not need."""
         texts = self._texts
-        index = commit(self._store, change, base, session=texts.session, message=texts.message, author=texts.author)
+        # Others must never wait for a function of the user, so races are lost until one is won.
+        policy = Policy(patience=Policy().attempts)
+        index = commit(self._store, change, base, session=texts.session, message=texts.message, author=texts.author, policy=policy)
         self._committed = True
         try:
             self._staging.discard(files_of(index))
