@@ -231,6 +231,8 @@ class DatasetModel:
         if self.versions:
             self._check_base("overwrite", base)
         _check_unique(keys)
+        if self.versions and self.newest.keys is not None:
+            self.adopt()  # its published keys are withdrawn, and version 0 would have none
         before = self.newest.attributes if self.versions else {}
         op = "overwrite" if self.versions else "create"
         return self._add(ModelVersion(0, op, 0, tuple(samples), None if keys is None else tuple(keys), key_field, before))
