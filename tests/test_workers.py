@@ -371,9 +371,9 @@ out, pipe, workers, method, kind = sys.argv[1:]
 
 def fn(i):
     if i == 40:
-        with open(pipe, "w") as file:
-            file.write("busy")
         try:
+            with open(pipe, "w") as file:
+                file.write("busy")  # from here on it may come at any moment
             threading.Event().wait()
         except BaseException:
             if kind != "swallowed":
