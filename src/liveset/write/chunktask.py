@@ -469,7 +469,7 @@ def _normal(key: Any) -> Any:
     """Return a key as keys are stored, and its type."""
     try:
         normal = normalize_key(key)
-    except (TypeError, UnicodeDecodeError):
+    except TypeError:
         return None
     return type(normal), normal
 

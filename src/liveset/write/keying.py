@@ -42,6 +42,6 @@ class KeyRule:
             raise SampleError(f"the sample has no field {self.field!r}, which holds the key.", field=self.field or "") from error
         try:
             return normalize_key(found)
-        except (TypeError, UnicodeDecodeError) as error:
+        except TypeError as error:
             where = f"field {self.field!r}" if self.field is not None else "key_fn"
             raise SampleError(f"the key from {where} cannot be used: {error}", field=self.field or "") from error
