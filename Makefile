@@ -6,6 +6,7 @@ TORCH ?= torch==2.13.0
 
 VENV := .venv
 OLD := .venv-litdata
+NODE := .node
 BENCH := .venv-bench
 PY := $(VENV)/bin/python
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
@@ -16,18 +17,18 @@ export LIVESET_LITDATA_PYTHON ?= $(CURDIR)/$(OLD)/bin/python
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(PY) -m pytest
 
-.PHONY: demo test test-fast test-nightly test-pythons lint format bench bench-env env env-litdata clean
+.PHONY: demo test test-fast test-nightly test-pythons lint format bench bench-env env env-litdata env-servers clean
 
 demo: $(VENV)/.stamp-demo
 	$(VENV)/bin/liveset demo
 
-test: lint env-litdata
+test: lint env-litdata env-servers
 	$(PYTEST)
 
 test-fast: env
-	$(PYTEST) -m "not nightly and not interop and not slow"
+	$(PYTEST) -m "not nightly and not interop and not slow and not servers"
 
-test-nightly: lint env-litdata
+test-nightly: lint env-litdata env-servers
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) -m "" --timeout=7200
 
 # Each Python gets its own small environment without PyTorch and without the old tool
@@ -53,6 +54,9 @@ env: $(VENV)/.stamp-dev
 
 env-litdata: $(OLD)/.stamp
 
+# Object stores for the tests. One that cannot be had is left out, and its tests are skipped
+env-servers: $(VENV)/.stamp-servers
+
 # The demo needs no PyTorch, so its environment is ready within seconds; the one of the tests is built on top of it
 $(VENV)/.stamp-demo: $(BUILD)
 	@PYTHON="$(PYTHON)" bash scripts/make_venv.sh $(VENV)
@@ -62,6 +66,10 @@ $(VENV)/.stamp-demo: $(BUILD)
 $(VENV)/.stamp-dev: $(VENV)/.stamp-demo
 	$(PY) $(PIP_INSTALL) --editable '.[dev]' $(TORCH)
 	@touch $@
+
+# The script makes the stamp, and only once nothing is missing: so what is missing is tried again
+$(VENV)/.stamp-servers: $(VENV)/.stamp-dev scripts/make_servers.sh
+	@bash scripts/make_servers.sh $(VENV) $(NODE) $@
 
 # litData asks for torchvision, whose builds do not fit every build of PyTorch and which nothing here needs: so without its dependencies
 $(OLD)/.stamp: tests/interop/requirements.txt Makefile
@@ -77,5 +85,5 @@ $(BENCH)/.stamp: benchmarks/requirements.txt Makefile
 	@touch $@
 
 clean:
-	rm -rf .venv $(OLD) $(BENCH) .venv-py3.* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv $(OLD) $(NODE) $(BENCH) .venv-py3.* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,8 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["tests.support.stores"]
+
 _SLOW_CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]  # tests that write files are slow on busy machines
 
 settings.register_profile("dev", deadline=None, max_examples=50, suppress_health_check=_SLOW_CHECKS)

@@ -268,10 +268,10 @@ class DatasetMachine(ComparingMachine):
                         (update.replace if edit.what == "replace" else update.patch)(key, edit.value)
                 update.commit()
 
-        self.perform(act, lambda model: model.edit(staged), crash)
+        self.perform(act, lambda model: model.edit(staged, named=True), crash)
         if crash is not None:
             landed = self.model.newest != newest and self.model.newest.op != "adopt"
-            self.perform(again, lambda model: None if landed else model.edit(staged))
+            self.perform(again, lambda model: None if landed else model.edit(staged, named=True))
 
     def replace_at_once(self, rows: Sequence[Row], crash: Crash) -> None:
         """Other samples for keys that are there, as far as the rows name some."""
