@@ -48,7 +48,7 @@ def test_version_and_help() -> None:
     shown = run("--help")
     assert shown.returncode == 0
     reading, editing = ("demo", "info", "head", "get", "keys"), ("set", "patch", "insert", "delete", "apply")
-    commands = (*reading, *editing, "log", "tag", "restore", "vacuum", "compact", "purge", "diff", "verify", "repair")
+    commands = (*reading, *editing, "log", "tag", "restore", "vacuum", "compact", "purge", "cp", "diff", "verify", "repair")
     assert all(f" {command} " in shown.stdout for command in commands)
     for command in ("demo", "info", "head", "verify"):
         assert "Example" in run(command, "--help").stdout

@@ -143,8 +143,10 @@ def test_a_file_is_no_dataset(path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_urls_are_not_taken_for_paths(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verb, *more = command.split()
     words = [verb, more.pop(0)] if verb == "keys" else [verb]
-    code, out, err = call(capsys, *words, "s3://bucket/plays", *more)
-    assert (code, out, err) == ("liveset: s3://bucket/plays: URLs are not supported yet, only paths of this machine.", "", "")
+    code, out, err = call(capsys, *words, "ftp://bucket/plays", *more)
+    assert (code, out) == (2, "")
+    assert "ftp:// is not supported" in err
+    assert not Path("ftp:").exists()
 
 
 def test_urls_of_files_are_paths(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

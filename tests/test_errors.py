@@ -13,6 +13,9 @@ from liveset.errors import DatasetError
 ALL = [getattr(errors, name) for name in errors.__all__]
 
 TREE = {
+    "AccessDenied": ("StorageError", "PermissionError"),
+    "BadSample": ("DatasetError", "RuntimeError"),
+    "CollateError": ("DatasetError", "TypeError", "RuntimeError"),
     "CommitUnknown": ("DatasetError",),
     "Conflict": ("DatasetError",),
     "Corrupt": ("FormatError",),
@@ -35,6 +38,7 @@ TREE = {
     "SchemaConflict": ("Conflict", "ValueError"),
     "SessionClosed": ("DatasetError", "RuntimeError"),
     "SessionExpired": ("DatasetError", "RuntimeError"),
+    "StateMismatch": ("DatasetError", "ValueError"),
     "StorageError": ("DatasetError", "OSError"),
     "UnsafeStore": ("DatasetError",),
     "UnsupportedFormat": ("FormatError",),

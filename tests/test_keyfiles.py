@@ -17,6 +17,7 @@ from liveset.format.stamp import KeyFiles
 from liveset.format.tree import Leaf
 from liveset.keystore import TableKeys
 from liveset.snapshot import Snapshot
+from liveset.storage import Store
 from liveset.testing import MemoryStore
 
 CONFIG = make_config(Schema(Leaf("int")), samples=None, size=1, compression=None)
@@ -27,7 +28,7 @@ class Edited:
     """A dataset of keys only: what each chunk holds, and the tables that should say so."""
 
     chunks: dict[str, list[Key]]
-    store: MemoryStore = field(default_factory=MemoryStore)
+    store: Store = field(default_factory=MemoryStore)
     turn: int = 0
 
     def __post_init__(self) -> None:
@@ -76,8 +77,12 @@ class Edited:
 
 @given(st.data(), st.sampled_from([str, int]))
 def test_keys_are_right_after_any_edits(data: st.DataObject, kind: type[str | int]) -> None:
+    edit_and_check(data, kind, Edited)
+
+
+def edit_and_check(data: st.DataObject, kind: type[str | int], made: type[Edited]) -> None:
     pool: list[Key] = [kind(number) for number in range(40)]
-    edited = Edited({"c0": pool[:7], "c1": pool[7:9], "c2": pool[9:20]})
+    edited = made({"c0": pool[:7], "c1": pool[7:9], "c2": pool[9:20]})
     ever: set[Key] = set(pool)
     for step in range(data.draw(st.integers(1, 8))):
         live = [key for keys in edited.chunks.values() for key in keys]

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from liveset.edit import splice as module
+from liveset.edit.patch import apply_patch, join_parts, leaf_parts, leaves_of
 from liveset.edit.splice import changed_slots, fresh_name, open_stored, splice
 from liveset.errors import Corrupt, SampleError, UnsupportedFormat
 from liveset.format import codec
@@ -111,6 +113,60 @@ def test_untouched_slots_are_bit_identical(layout: str, data: st.DataObject) -> 
     new = b"".join(splice(old, record(old, len(items)), compression, changes).buffers)
     for slot, (before, after) in enumerate(zip(slots_of(old, len(items)), slots_of(new, len(items)), strict=True)):
         assert slot in changes or before == after
+
+
+@st.composite
+def patched(draw: st.DrawFn, leaves: int) -> tuple[list[bytes], dict[int, bytes]]:
+    """Items of so many leaves, some damaged or erased, and patches for some of the others."""
+    leaf = st.sampled_from([b"", b"a", b"b", b"cc", b"dd"])
+    items = [join_parts(draw(st.lists(leaf, min_size=leaves, max_size=leaves))) for _ in range(draw(st.integers(1, 9)))]
+    patches = {}
+    for slot, item in enumerate(items):
+        fate = draw(st.sampled_from(["patched", "patched", "kept", "cut", "longer", "erased"]))
+        if fate == "erased":
+            items[slot] = b""
+        elif fate != "kept":
+            items[slot] = item[:-1] if fate == "cut" and len(item) > 4 * leaves else item + b"x" * (fate == "longer")
+            patches[slot] = msgspec.msgpack.encode(draw(st.dictionaries(st.integers(0, leaves - 1), leaf, min_size=1)))
+    return (items if any(items) else [b"kept", *items[1:]]), dict(draw(st.permutations(list(patches.items()))))
+
+
+@pytest.mark.parametrize("layout", PACKERS)
+@given(st.data())
+def test_patches_are_pieces_where_sizes_stay(layout: str, data: st.DataObject) -> None:
+    compression, pack = PACKERS[layout]
+    leaves = data.draw(st.integers(1, 3))
+    items, patches = data.draw(patched(leaves))
+    free = sorted(set(range(len(items))) - patches.keys())
+    contents = data.draw(st.dictionaries(st.sampled_from(free), st.sampled_from([b"new", b"longer"]))) if free else {}
+    gone = frozenset(slot for slot in free if slot not in contents and data.draw(st.booleans()))
+    removed = gone if len(gone) < len(items) else frozenset()
+    old = pack(items) if all(items) or not layout.startswith(("batch", "framed")) else pack([item or b"?" for item in items])
+    stored = open_stored(old, record(old, len(items), compression), compression)
+    whole = {slot: apply_patch(stored.content(slot), patch, leaves) for slot, patch in patches.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK", data.draw(st.integers(1, 9)))
+        pieces, others = stored.pieces(patches, leaves)
+    assert set(others) <= patches.keys()
+    rest = {slot: whole[slot] for slot in others}
+    expected = splice(old, record(old, len(items), compression), compression, {**contents, **whole}, removed)
+    found = stored.splice({**contents, **rest}, removed, pieces=pieces)
+    assert b"".join(map(bytes, found.buffers)) == b"".join(map(bytes, expected.buffers))
+    assert (found.size, found.samples, found.head_check) == (expected.size, expected.samples, expected.head_check)
+    changes = {**contents, **whole}
+    assert stored.holds({**contents, **rest}, pieces) == all(stored.content(slot) == item for slot, item in changes.items())
+    if layout == "classic":
+        sizes = {slot: list(map(len, leaf_parts(items[slot], leaves))) for slot in patches}
+        fits = {slot for slot in patches if len(items[slot]) == 4 * leaves + sum(struct.unpack_from(f"<{leaves}I", items[slot]))}
+        same = {slot for slot in fits if all(len(part) == sizes[slot][n] for n, part in leaves_of(patches[slot]).items())}
+        assert set(others) == patches.keys() - same
+
+
+def test_erased_items_are_replaced_in_their_order() -> None:
+    items = [b"a", b"", b"", b"b"]
+    old = b"".join(pack_classic(items))
+    new = b"".join(splice(old, record(old, 4), None, {3: b"3", 2: b"22", 1: b"1"}).buffers)
+    assert slots_of(new, 4) == [b"a", b"1", b"22", b"3"]
 
 
 def frames(data: bytes, count: int) -> list[bytes]:

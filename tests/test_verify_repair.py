@@ -721,10 +721,6 @@ def test_a_wrong_path_is_not_a_copy_without_help(
         code, out, _ = call(capsys, "repair", plays, "--copy", tmp_path / copy, "--dry-run" if dry_run else "--yes")
         assert said in str(code)
         assert out == ""
-    with pytest.raises(NotImplementedError, match="is a URL"):
-        liveset.repair(plays, copy="s3://bucket/plays", dry_run=dry_run)
-    code = call(capsys, "repair", plays, "--copy", "s3://bucket/plays", "--yes")[0]
-    assert code == "liveset: s3://bucket/plays: URLs are not supported yet, only paths of this machine."
     assert files(plays) == before
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from liveset.edit.session import DatasetUpdate, dataset_update
     from liveset.edit.vacuum import VacuumReport, vacuum
     from liveset.errors import (
+        AccessDenied,
+        BadSample,
+        CollateError,
         CommitUnknown,
         Conflict,
         Corrupt,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
         SchemaConflict,
         SessionClosed,
         SessionExpired,
+        StateMismatch,
         StorageError,
         UnsafeStore,
         UnsupportedFormat,
@@ -51,9 +55,16 @@ if TYPE_CHECKING:
     )
     from liveset.format.media import File, Image, Jpeg, JpegArray, Pil, Text
     from liveset.format.schema import Schema
+    from liveset.read.combined import CombinedStreamingDataset
     from liveset.read.dataset import StreamingDataset
     from liveset.read.info import DatasetInfo
+    from liveset.read.joined import JoinedStreamingDataset
+    from liveset.read.parallel import ParallelStreamingDataset
+    from liveset.read.split import train_test_split
+    from liveset.read.torchloader import StreamingDataLoader
+    from liveset.storage.location import Place
     from liveset.tools.attributes import set_attributes
+    from liveset.tools.copy import CopyReport, cp
     from liveset.tools.diff import Diff, diff
     from liveset.tools.export import export
     from liveset.tools.history import Version, history, restore, tag, untag, was_committed
@@ -64,18 +75,24 @@ if TYPE_CHECKING:
     from liveset.write.transform import TransformResult, transform
 
 _WHERE = {
+    "CombinedStreamingDataset": "liveset.read.combined",
     "CompactReport": "liveset.edit.compact",
+    "CopyReport": "liveset.tools.copy",
     "DatasetInfo": "liveset.read.info",
     "DatasetUpdate": "liveset.edit.session",
     "Diff": "liveset.tools.diff",
     "File": "liveset.format.media",
     "Image": "liveset.format.media",
+    "JoinedStreamingDataset": "liveset.read.joined",
     "Jpeg": "liveset.format.media",
     "JpegArray": "liveset.format.media",
+    "ParallelStreamingDataset": "liveset.read.parallel",
     "Pil": "liveset.format.media",
+    "Place": "liveset.storage.location",
     "PurgeReport": "liveset.edit.purge",
     "RepairReport": "liveset.tools.repair",
     "Schema": "liveset.format.schema",
+    "StreamingDataLoader": "liveset.read.loader",
     "StreamingDataset": "liveset.read.dataset",
     "Text": "liveset.format.media",
     "TransformResult": "liveset.write.transform",
@@ -87,6 +104,7 @@ _WHERE = {
     "adopt": "liveset.edit.adopt",
     "build_keys_index": "liveset.tools.keys",
     "compact": "liveset.edit.compact",
+    "cp": "liveset.tools.copy",
     "dataset_update": "liveset.edit.session",
     "diff": "liveset.tools.diff",
     "export": "liveset.tools.export",
@@ -97,6 +115,7 @@ _WHERE = {
     "restore": "liveset.tools.history",
     "set_attributes": "liveset.tools.attributes",
     "tag": "liveset.tools.history",
+    "train_test_split": "liveset.read.split",
     "transform": "liveset.write.transform",
     "untag": "liveset.tools.history",
     "vacuum": "liveset.edit.vacuum",
@@ -106,9 +125,14 @@ _WHERE = {
 _WHERE.update(dict.fromkeys(_errors.__all__, "liveset.errors"))
 
 __all__ = [
+    "AccessDenied",
+    "BadSample",
+    "CollateError",
+    "CombinedStreamingDataset",
     "CommitUnknown",
     "CompactReport",
     "Conflict",
+    "CopyReport",
     "Corrupt",
     "DatasetError",
     "DatasetExists",
@@ -122,6 +146,7 @@ __all__ = [
     "ForeignEdit",
     "FormatError",
     "Image",
+    "JoinedStreamingDataset",
     "Jpeg",
     "JpegArray",
     "KeyConflict",
@@ -130,8 +155,10 @@ __all__ = [
     "MissingDependency",
     "NotFound",
     "OverwriteConflict",
+    "ParallelStreamingDataset",
     "PickleRefused",
     "Pil",
+    "Place",
     "PositionOutOfRange",
     "PurgeReport",
     "RepairReport",
@@ -140,7 +167,9 @@ __all__ = [
     "SchemaConflict",
     "SessionClosed",
     "SessionExpired",
+    "StateMismatch",
     "StorageError",
+    "StreamingDataLoader",
     "StreamingDataset",
     "Text",
     "TransformResult",
@@ -158,6 +187,7 @@ __all__ = [
     "adopt",
     "build_keys_index",
     "compact",
+    "cp",
     "dataset_update",
     "diff",
     "export",
@@ -168,6 +198,7 @@ __all__ = [
     "restore",
     "set_attributes",
     "tag",
+    "train_test_split",
     "transform",
     "untag",
     "vacuum",

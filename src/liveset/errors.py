@@ -9,12 +9,15 @@ The tree, grouped by what a caller would do about it::
     │   └── VersionExpired                 the version's files are gone: open a newer one
     ├── PositionOutOfRange (IndexError, ValueError)   no sample at this position
     ├── Erased (LookupError)               a purge erased this sample: leave it out, or read a newer version
+    ├── BadSample (RuntimeError)           a loader could not read or transform a sample: mend it, or pass on_error="skip"
+    ├── StateMismatch (ValueError)         the state of a loader is of other data: it says what changed, and how to start afresh
     ├── SampleError (ValueError)           a sample cannot be stored as it is: change what fn returns
     ├── DuplicateKeys (ValueError)     a key occurs more than once; `keys` names some of them
     ├── KeysExist (FileExistsError)    build_keys_index() found keys: pass overwrite=True
     ├── KeyNotFound (KeyError)         no sample has this key, or the dataset has no keys
     ├── SessionExpired (RuntimeError)      a vacuum removed what was prepared: start again
     ├── SessionClosed (RuntimeError)   this update was committed or left: open another one
+    ├── CollateError (TypeError, RuntimeError)   samples do not fit into one batch: `field`
     ├── PickleRefused (ValueError)         a field needs allow_pickle=True to be written or read
     ├── DatasetExists (RuntimeError)       optimize() without a mode found a dataset: choose mode="append" or "overwrite"
     ├── WorkerError (RuntimeError)         fn raised or a worker process died; nothing was committed
@@ -30,6 +33,7 @@ The tree, grouped by what a caller would do about it::
     │   └── Corrupt                        a file is damaged; `file` names it
     ├── MissingDependency (ModuleNotFoundError)   an optional package is needed; the message names it
     └── StorageError (OSError)             the disk or the network failed
+        └── AccessDenied (PermissionError)     an object store refuses the credentials, or found none
 
 Each error is also the builtin that a caller would catch. Keyword arguments become attributes, and errors survive pickling, so that they can
 cross process boundaries.
@@ -41,6 +45,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 __all__ = [
+    "AccessDenied",
+    "BadSample",
+    "CollateError",
     "CommitUnknown",
     "Conflict",
     "Corrupt",
@@ -63,6 +70,7 @@ __all__ = [
     "SchemaConflict",
     "SessionClosed",
     "SessionExpired",
+    "StateMismatch",
     "StorageError",
     "UnsafeStore",
     "UnsupportedFormat",
@@ -124,6 +132,26 @@ class Erased(DatasetError, LookupError):
     positions: tuple[int, ...] = ()
 
 
+class BadSample(DatasetError, RuntimeError):
+    """A loader could not read a sample, or a transform failed on it.
+
+    Attributes:
+        position: of the sample in the version that is read.
+        key: of the sample, or None where the dataset has no keys.
+        chunk: name of the file that holds it.
+        slot: its number in that file.
+    """
+
+    position: int = 0
+    key: str | int | None = None
+    chunk: str = ""
+    slot: int = 0
+
+
+class StateMismatch(DatasetError, ValueError):
+    """The state of a loader does not fit what it was loaded into; nothing was changed."""
+
+
 class SampleError(DatasetError, ValueError):
     """A sample cannot be stored so that it reads back equal; ``field`` names the place."""
 
@@ -132,6 +160,12 @@ class SampleError(DatasetError, ValueError):
 
 class PickleRefused(DatasetError, ValueError):
     """A field holds objects that only pickle can carry, and pickle was not allowed; ``field`` names it."""
+
+    field: str = ""
+
+
+class CollateError(DatasetError, TypeError, RuntimeError):
+    """Samples do not fit into one batch; ``field`` names the place."""
 
     field: str = ""
 
@@ -229,3 +263,7 @@ class MissingDependency(DatasetError, ModuleNotFoundError):
 
 class StorageError(DatasetError, OSError):
     """The disk or the network failed; the message names the file."""
+
+
+class AccessDenied(StorageError, PermissionError):
+    """An object store refuses the credentials, or there are none; nothing was changed."""

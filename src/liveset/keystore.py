@@ -7,8 +7,10 @@ program wrote has only the published Parquet shards, which are searched row grou
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,10 +18,25 @@ from liveset.errors import Corrupt, KeyNotFound, NotFound
 from liveset.format.index import Index
 from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Place, hashed_key, moved_up
 from liveset.format.lazy import lazy
+from liveset.format.remotetable import RangedKeyTable
 from liveset.format.stamp import KeyFiles
 from liveset.snapshot import Snapshot, open_snapshot
+from liveset.storage import Store
 
-__all__ = ["KeyStore", "TableKeys", "open_keys"]
+__all__ = ["KeyStore", "TableFile", "TableKeys", "open_keys"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# Reading parts of a table is a few round trips and requests for each lookup; fetching it whole is one request and all of its bytes. What is
+# spent on parts before a table is fetched is about what fetching costs, so no order of lookups costs much more than twice the cheapest way.
+_SMALL = 2_000_000
+"""Bytes of a table that is fetched at once."""
+_LOOKUPS = 8
+_BYTES_PER_LOOKUP = 16_000_000
+"""Larger tables are worth more lookups: about what arrives in the time of their round trips."""
+_BYTES_PER_KEY = 400_000
+"""Where more keys are looked up at once, much of the table would be read anyway."""
 
 
 class KeyStore(Protocol):
@@ -71,7 +88,66 @@ def _adopted_keys(snapshot: Snapshot) -> KeyFiles | None:
     if edit is None or edit.key_files is None or edit.op not in ("adopt", "replace", "insert", "delete", "edit"):
         return None
     # What an edit made of the keys in the same commit is in deltas.
-    return KeyFiles(edit.key_files.kind, len(snapshot), edit.key_files.base)
+    return KeyFiles(edit.key_files.kind, len(snapshot), edit.key_files.base, sizes=edit.key_files.sizes)
+
+
+class _Missing(NotFound):
+    """A key table is not there; ``table`` names it."""
+
+    table: str = ""
+
+
+class TableFile:
+    """The file of a key table: whole where that costs nothing or pays, in parts otherwise.
+
+    Args:
+        store: where it lies.
+        name: of the file.
+        size: its bytes, 0 where they are not known.
+    """
+
+    def __init__(self, store: Store, name: str, size: int = 0) -> None:
+        self._store, self._name, self._size = store, name, size
+        self._lookups = 0
+        self._parts: RangedKeyTable | None = None
+
+    @lazy
+    def whole(self) -> KeyTable:
+        """The table, fetched or mapped."""
+        with self._named():
+            return KeyTable(self._store.map(self._name, self._size), self._name)
+
+    def table(self, keys: int = 0) -> KeyTable | RangedKeyTable:
+        """Return the table for looking up so many keys at once; 0 for a look at its header."""
+        if "whole" not in self.__dict__ and (parts := self._in_parts(keys)) is not None:
+            return parts
+        return self.whole
+
+    def _in_parts(self, keys: int) -> RangedKeyTable | None:
+        self._lookups += keys > 0
+        enough = max(_LOOKUPS, self._size // _BYTES_PER_LOOKUP)
+        if self._size <= _SMALL or self._lookups > enough or keys > self._size // _BYTES_PER_KEY:
+            self._parts = None
+            return None
+        if self._parts is None:
+            with self._named():
+                view = self._store.cached(self._name, self._size)
+            if view is not None:
+                self.__dict__.setdefault("whole", KeyTable(view, self._name))
+                return None
+            self._parts = RangedKeyTable(self._read, self._size, self._name)
+        return self._parts
+
+    def _read(self, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        with self._named():
+            return self._store.read_ranges(self._name, ranges)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except NotFound as error:
+            raise _Missing(str(error), file=self._name, table=self._name) from error
 
 
 class TableKeys:
@@ -89,19 +165,32 @@ class TableKeys:
 
     @lazy
     def tables(self) -> list[KeyTable]:
-        """The tables, newest first; files are mapped, not read. A purge may have replaced them since the version was opened."""
+        """The tables, newest first, for whoever reads all of them; mapped where they are on this machine, and fetched where not."""
+        return self._following(lambda: [file.whole for file in self._files])
+
+    @lazy
+    def _files(self) -> list[TableFile]:
+        return [TableFile(self._snapshot.store, name, self.files.sizes.get(name, 0)) for name in reversed(self.files.tables)]
+
+    def _each(self, keys: int) -> Iterable[KeyTable | RangedKeyTable]:
+        """Return the tables, newest first, for looking up so many keys; on a remote store each is opened when its turn comes."""
+        if "tables" in self.__dict__ or not self._snapshot.store.remote:
+            return self.tables
+        return (file.table(keys) for file in self._files)
+
+    def _following(self, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do something with the tables; a purge may have replaced them since the version was opened."""
         while True:
-            found = []
             try:
-                for name in reversed(self.files.tables):
-                    found.append(KeyTable(self._snapshot.store.map(name, 0), name))
-                return found
-            except NotFound as error:
+                return look(*args, **kwargs)
+            except _Missing as error:
                 self._snapshot.follow()
                 again = open_keys(self._snapshot)
-                if not isinstance(again, TableKeys) or again.files == self.files:
-                    raise self._snapshot.gone(name) from error
+                if not isinstance(again, TableKeys) or error.table in again.files.tables:
+                    raise self._snapshot.gone(error.table) from error
                 self.files = again.files
+                for made in ("_files", "tables", "_removed"):
+                    self.__dict__.pop(made, None)
 
     @lazy
     def _numbers(self) -> dict[str, int]:
@@ -111,16 +200,18 @@ class TableKeys:
     def _removed(self) -> dict[str, list[tuple[int, list[int]]]]:
         """The slots that became free in a chunk: numbers of the tables (newest first) that say so, oldest first, and the slots."""
         found: dict[str, list[tuple[int, list[int]]]] = {}
-        for number in range(len(self.tables) - 1, -1, -1):
-            for chunk, free in self.tables[number].removed.items():
+        tables = islice(self._each(0), len(self.files.tables) - 1)  # what the oldest one says, no older one needs to know
+        for number, table in reversed([*enumerate(tables)]):
+            for chunk, free in table.removed.items():
                 found.setdefault(chunk, []).append((number, free.tolist()))
         return found
 
     def locate(self, key: Key) -> tuple[int, int] | None:
-        if type(key) is not self.kind:
-            return None
+        return self._following(self._locate, key) if type(key) is self.kind else None
+
+    def _locate(self, key: Key) -> tuple[int, int] | None:
         stored, hashed = hashed_key(key)
-        for number, table in enumerate(self.tables):
+        for number, table in enumerate(self._each(1)):
             if (row := table.find_stored(stored, hashed)) is not None:
                 place = self._resolve(table.place(row), table)
                 return self._there(self._moved(place, number) if self._removed else place) if place is not None else None
@@ -146,9 +237,12 @@ class TableKeys:
         return self.locate_column(KeyColumn.of(keys))
 
     def locate_column(self, keys: KeyColumn) -> list[tuple[int, int] | None]:
+        return self._following(self._locate_column, keys)
+
+    def _locate_column(self, keys: KeyColumn) -> list[tuple[int, int] | None]:
         places: list[tuple[int, int] | None] = [None] * len(keys)
         left = np.arange(len(keys))
-        for number, table in enumerate(self.tables):
+        for number, table in enumerate(self._each(len(keys))):
             if not len(left):
                 break
             rows = table.find_many(keys.take(left) if len(left) < len(keys) else keys)
@@ -162,15 +256,23 @@ class TableKeys:
         return places
 
     def key_at(self, chunk: int, slot: int) -> Key:
-        known, name = self._table_of(chunk), self._id(chunk)
+        return self._following(self._key_at, chunk, slot)
+
+    def _key_at(self, chunk: int, slot: int) -> Key:
+        name = self._id(chunk)
+        known, table = self._table_of(name, 1)
         for number, free in reversed(self._removed.get(name, ())):
             if number < known:
                 slot = int(moved_up(slot, np.array(free)))
-        return self.tables[known].key_at(name, slot)
+        return table.key_at(name, slot)
 
     def keys_of(self, chunk: int) -> list[Key]:
-        known, name = self._table_of(chunk), self._id(chunk)
-        keys = self.tables[known].keys_of(name)
+        return self._following(self._keys_of, chunk)
+
+    def _keys_of(self, chunk: int) -> list[Key]:
+        name = self._id(chunk)
+        known, table = self._table_of(name, self._snapshot.index.chunks[chunk].samples)
+        keys = table.keys_of(name)
         for number, free in self._removed.get(name, ()):
             if number < known:
                 gone = set(free)
@@ -181,21 +283,21 @@ class TableKeys:
         record = self._snapshot.index.chunks[chunk]
         return record.id or record.filename
 
-    def _table_of(self, chunk: int) -> int:
-        name = self._id(chunk)
-        for number, table in enumerate(self.tables):
+    def _table_of(self, name: str, keys: int) -> tuple[int, KeyTable | RangedKeyTable]:
+        """Return number and table that hold the keys of a chunk, for looking up so many of them."""
+        for number, table in enumerate(self._each(0)):
             if table.has_chunk(name):
-                return number
+                return number, table if isinstance(table, KeyTable) else self._files[number].table(keys)
         raise Corrupt(f"no key table of version {self._snapshot.version} knows the chunk {name!r}.", file=name)
 
-    def _number(self, table: KeyTable, chunk: int) -> int:
+    def _number(self, table: KeyTable | RangedKeyTable, chunk: int) -> int:
         """Return the number that a chunk of a table's directory has in this version."""
         try:
             return self._numbers[table.directory[chunk][0]]
         except LookupError:
             raise Corrupt(f"{table.file} names a chunk that the index does not list.", file=table.file) from None
 
-    def _resolve(self, place: Place | None, table: KeyTable) -> tuple[int, int] | None:
+    def _resolve(self, place: Place | None, table: KeyTable | RangedKeyTable) -> tuple[int, int] | None:
         if place is None:
             return None
         number = self._numbers.get(place.chunk)

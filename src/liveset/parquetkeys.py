@@ -20,6 +20,7 @@ from liveset.format.index import ChunkRecord
 from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, shard_of
 from liveset.format.lazy import lazy
 from liveset.snapshot import Snapshot
+from liveset.storage import has_listing
 
 __all__ = ["ParquetKeys", "layout", "open_published", "ordered_keys", "require_parquet", "shards_of"]
 
@@ -124,15 +125,16 @@ def _arrow(keys: KeyColumn, file: str) -> Any:
 
 def open_published(snapshot: Snapshot) -> ParquetKeys | None:
     """Return the keys that are published now, or None when there are none; the shards are opened, and not read."""
-    names = sorted(
-        entry.name for entry in snapshot.store.list("keys/") if entry.name.startswith("keys/shard-") and entry.name.endswith(".parquet")
-    )
-    if "keys/shard-00000.parquet" not in names:
+    listed = snapshot.store.list("keys/") if has_listing(snapshot.store) else ()
+    names = sorted(entry.name for entry in listed if entry.name.startswith("keys/shard-") and entry.name.endswith(".parquet"))
+    if not has_listing(snapshot.store):
+        names = [f"keys/shard-{number:05d}.parquet" for number in range(int(snapshot.index.layout_of_keys.get("num_shards", 0)))]
+    elif "keys/shard-00000.parquet" not in names:
         names = [entry.name for entry in snapshot.store.list("keys.parquet") if entry.name == "keys.parquet"]
     if not names:
         return None
     try:
-        files = [snapshot.store.map(name, 0) for name in names]
+        files = [snapshot.store.map(name, 0, snapshot.edition) for name in names]
     except NotFound:
         return None  # a commit has withdrawn them since they were listed
     layout = snapshot.index.layout_of_keys

@@ -22,6 +22,7 @@ from liveset.errors import (
     VersionExpired,
     VersionNotFound,
 )
+from liveset.format import codec
 from liveset.format.chunk import Buffer, plain_buffer
 from liveset.format.index import ChunkRecord, Index
 from liveset.format.stamp import HistoryEntry, Redirects
@@ -54,11 +55,15 @@ class Snapshot:
     """What purges did to the files that the index names."""
     named: Index = field(init=False, repr=False, compare=False)
     """The index as it was committed."""
+    edition: str = field(init=False, repr=False, compare=False)
+    """What tells the files of this version from those of others, where another program wrote it and it is fetched."""
     starts: list[int] = field(init=False, repr=False, compare=False)
     """Position of the first sample of each chunk, and at the end the number of samples; one longer than ``index.chunks``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "named", self.index)
+        foreign = self.store.remote and self.index.edit is None
+        object.__setattr__(self, "edition", codec.checksum([self.index.source]).replace(":", "-") if foreign else "")
         if self.redirects:
             object.__setattr__(self, "index", self.index.redirected(self.redirects))
         object.__setattr__(self, "starts", list(accumulate([record.samples for record in self.index.chunks], initial=0)))
@@ -100,7 +105,7 @@ class Snapshot:
     def _stored(self, number: int) -> StoredFile:
         record = self.index.chunks[number]
         try:
-            buffer = self.store.map(record.filename, 0 if self.index.compressed_files else record.size)
+            buffer = self.store.map(record.filename, 0 if self.index.compressed_files else record.size, self.content(record))
             return StoredFile(record, record.filename, plain_buffer(buffer))
         except NotFound as error:
             # The old tool inflates chunks that are compressed as a whole where they lie, and deletes the originals.
@@ -111,6 +116,10 @@ class Snapshot:
             return StoredFile(record, inflated, plain_buffer(self.store.map(inflated, record.size)))
         except NotFound as error:
             raise self.gone(record.filename) from error
+
+    def content(self, record: ChunkRecord) -> str:
+        """What tells the file of a chunk from others that had its name: other programs use names again."""
+        return record.check or self.edition
 
     def follow(self) -> bool:
         """Look whether a purge has replaced files of this version since it was opened, and read from the new ones then."""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import liveset
+from liveset.cli.cache import cache
 from liveset.cli.check import check
 from liveset.cli.edits import edits
 from liveset.cli.entities import AllowPickle, At, as_version, entities
+from liveset.cli.places import Access, CacheDir, DatasetPath, OptionalPath, StorageOptions, parse_options
 from liveset.cli.upkeep import upkeep
 from liveset.cli.usage import usage_errors
-from liveset.cli.versions import AsJson, DatasetPath, local_path, versions
+from liveset.cli.versions import AsJson, versions
 
 SAMPLES = "Samples and keys"
 
@@ -28,7 +29,14 @@ app = typer.Typer(
     epilog="Example:  [bold]liveset demo[/bold]",
 )
 
-for group, title in ((entities, SAMPLES), (edits, "Edits"), (versions, "Versions"), (upkeep, "Upkeep"), (check, "Checks")):
+for group, title in (
+    (entities, SAMPLES),
+    (edits, "Edits"),
+    (versions, "Versions"),
+    (upkeep, "Upkeep"),
+    (cache, "Upkeep"),
+    (check, "Checks"),
+):
     for command in group.registered_commands:
         command.rich_help_panel = title
     for inner in group.registered_groups:
@@ -44,22 +52,19 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    ctx: typer.Context,
+    storage_options: StorageOptions = None,
+    cache_dir: CacheDir = None,
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     """Streaming training datasets that can be edited in place."""
+    del version  # its callback has told it
+    ctx.obj = Access(parse_options(storage_options), cache_dir)
 
 
 @app.command(epilog="Examples:  [bold]liveset demo[/bold]   [bold]liveset demo ./digits --workers 4[/bold]")
 def demo(
-    path: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[PATH]",
-            help="Where to write; a temporary directory, removed afterwards, if not given.",
-            callback=local_path,
-            show_default=False,
-        ),
-    ] = None,
+    path: OptionalPath = None,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
 ) -> None:
     """Show the library at work on 1,797 handwritten digits: write, train, fix wrong labels by key, append, overwrite, look back."""

@@ -6,19 +6,20 @@ import json
 import sys
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import liveset
 from liveset.cli.entities import At, as_version
+from liveset.cli.places import DatasetPath, OtherCopy
 from liveset.cli.usage import reworded, usage_errors
-from liveset.cli.versions import AsJson, Author, DatasetPath, DryRun, Message, Yes, local_path, parse_version
+from liveset.cli.versions import AsJson, Author, DryRun, Message, Yes, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from liveset.storage import Place
     from liveset.tools.diff import Diff
     from liveset.tools.repair import RepairReport
     from liveset.tools.verify import Damage, VerifyReport
@@ -77,12 +78,7 @@ def verify(
 )
 def repair(
     path: DatasetPath,
-    copy: Annotated[
-        Path | None,
-        typer.Option(
-            "--copy", metavar="PATH", help="Another copy of the dataset; it is only read.", callback=local_path, show_default=False
-        ),
-    ] = None,
+    copy: OtherCopy = None,
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="Take chunks that cannot be restored out of the newest version.")
     ] = False,
@@ -152,7 +148,7 @@ def _print_some(mark: str, lines: Iterable[str], count: int, limit: int) -> None
 # --- verify and repair ------------------------------------------------------------------------------------------------
 
 
-def _wanted(path: Path, absent: list[str]) -> list[str | int]:
+def _wanted(path: Place, absent: list[str]) -> list[str | int]:
     """Return what is to be absent, as keys of the kind that the dataset has."""
     with liveset.StreamingDataset(path) as dataset:
         try:

@@ -16,14 +16,16 @@ import typer
 
 import liveset
 from liveset.cli.entities import AllowPickle, AsInteger, KeyText, parse_key
+from liveset.cli.places import DatasetPath
 from liveset.cli.usage import usage_errors
-from liveset.cli.versions import AsJson, Author, DatasetPath, DryRun, Message
+from liveset.cli.versions import AsJson, Author, DryRun, Message
 
 if TYPE_CHECKING:
     from liveset.cli.values import Change
     from liveset.edit.report import UpdatePreview, UpdateResult
     from liveset.edit.session import DatasetUpdate
     from liveset.format.keytable import Key
+    from liveset.storage import Place
 
 # Every edit is a new version, which `liveset restore` takes back: nothing here asks, or needs --yes.
 edits = typer.Typer()
@@ -279,7 +281,7 @@ def apply(
     _run(path, stage, _How(message, author, session, dry_run, as_json, allow_pickle))
 
 
-def read_keys(path: Path, texts: Sequence[str] | None, file: str | None, integer: bool) -> list[Key]:
+def read_keys(path: Place, texts: Sequence[str] | None, file: str | None, integer: bool) -> list[Key]:
     """Return keys of a dataset that are given on the command line and in a file, each once."""
     if not texts and file is None:
         raise typer.BadParameter("name the keys, or a file that holds them with --keys-from.")
@@ -295,7 +297,7 @@ def read_keys(path: Path, texts: Sequence[str] | None, file: str | None, integer
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _patch(path: Path, key: str, integer: bool, texts: Sequence[str], how: _How) -> None:
+def _patch(path: Place, key: str, integer: bool, texts: Sequence[str], how: _How) -> None:
     from liveset.cli.values import changes, parse_field, with_fields
 
     with usage_errors():
@@ -317,7 +319,7 @@ def _patch(path: Path, key: str, integer: bool, texts: Sequence[str], how: _How)
     _run(path, stage, how, plain)
 
 
-def _run(path: Path, stage: Stage, how: _How, key: Key | None = None) -> None:
+def _run(path: Place, stage: Stage, how: _How, key: Key | None = None) -> None:
     """Commit what ``stage`` stages, or only tell what that would cost."""
     from liveset.edit.session import dataset_update
 
@@ -341,7 +343,7 @@ def _run(path: Path, stage: Stage, how: _How, key: Key | None = None) -> None:
         _print_cost(done)
 
 
-def committed(path: Path, session: str | None) -> int | None:
+def committed(path: Place, session: str | None) -> int | None:
     """Return the version that a session committed; its keys may be gone, so that nothing can be staged for it again."""
     from liveset.edit.versions import find_session
     from liveset.snapshot import open_snapshot
@@ -361,7 +363,7 @@ def _read_sample(text: str) -> Any:
         return parse_json(sys.stdin.read() if text == "-" else text, "the sample")
 
 
-def _unknown(path: Path, keys: Sequence[Key]) -> liveset.KeyNotFound:
+def _unknown(path: Place, keys: Sequence[Key]) -> liveset.KeyNotFound:
     listed = ", ".join(map(repr, keys[:10])) + (f" and {len(keys) - 10:,} more" if len(keys) > 10 else "")
     text = f"{path} has no sample{'s' * (len(keys) > 1)} with the key{'s' * (len(keys) > 1)} {listed}; nothing was changed."
     return liveset.KeyNotFound(text, keys=tuple(keys))

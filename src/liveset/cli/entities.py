@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import liveset
+from liveset.cli.places import DatasetPath
 from liveset.cli.usage import usage_errors
-from liveset.cli.versions import AsJson, Author, DatasetPath, DryRun, Message, Yes, ask, parse_version
+from liveset.cli.versions import AsJson, Author, DryRun, Message, Yes, ask, parse_version
 
 if TYPE_CHECKING:
     from liveset.format.keytable import Key
@@ -128,7 +129,9 @@ def stats(path: DatasetPath, version: At = None, as_json: AsJson = False) -> Non
         "type": told["type"],
         "field": told["field"] or "not remembered",
         "tables": f"{told['tables']:,} with {told['bytes']:,} bytes" if told["tables"] else "none: another program published the keys",
-        "published": f"{told['published']:,} Parquet files with {told['published_bytes']:,} bytes",
+        "published": "not known: a web server lists no files"
+        if told["published"] is None
+        else f"{told['published']:,} Parquet files with {told['published_bytes']:,} bytes",
     }
     for name, value in rows.items():
         typer.echo(f"{name:<10} {value}")
@@ -154,21 +157,25 @@ def parse_key(text: str, kind: type, integer: bool) -> Key:
 
 def _stats(path: Any, version: Version | None) -> dict[str, Any]:
     from liveset.snapshot import open_snapshot
-    from liveset.storage import open_store
+    from liveset.storage import has_listing, open_store
 
     dataset = liveset.StreamingDataset(path, version=version)
     store = open_store(path)
     index = open_snapshot(store, dataset.version).index
-    tables = index.edit.key_files.tables if index.edit is not None and index.edit.key_files is not None else ()
-    sizes = {entry.name: entry.size for entry in store.list("_liveset/keys/")}
-    published = [entry.size for entry in store.list("keys") if entry.name.endswith(".parquet")]
+    files = index.edit.key_files if index.edit is not None else None
+    tables = files.tables if files is not None else ()
+    if lists := has_listing(store):
+        sizes = {entry.name: entry.size for entry in store.list("_liveset/keys/")}
+        published = [entry.size for entry in store.list("keys") if entry.name.endswith(".parquet")]
+    else:
+        sizes, published = dict(files.sizes) if files is not None else {}, []
     return {
         "version": dataset.version,
         "keys": len(dataset.keys),
         "type": "text" if dataset.keys.kind is str else "int",
         "field": index.layout_of_keys.get("field"),
         "tables": len(tables),
-        "bytes": sum(sizes[name] for name in tables),
-        "published": len(published),
-        "published_bytes": sum(published),
+        "bytes": sum(sizes.get(name, 0) for name in tables),
+        "published": len(published) if lists else None,
+        "published_bytes": sum(published) if lists else None,
     }

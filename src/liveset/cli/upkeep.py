@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,12 +12,14 @@ import typer
 import liveset
 from liveset.cli.edits import KeysFrom, KeyTexts, Session, committed, read_keys
 from liveset.cli.entities import AsInteger
+from liveset.cli.places import CopyFrom, CopyTo, DatasetPath, access_of, parse_options, reached
 from liveset.cli.usage import usage_errors
-from liveset.cli.versions import AsJson, Author, DatasetPath, DryRun, Message, Yes, ask
+from liveset.cli.versions import AsJson, Author, DryRun, Message, Yes, ask
 
 if TYPE_CHECKING:
     from liveset.edit.compact import CompactReport
     from liveset.edit.purge import PurgeReport
+    from liveset.tools.copy import CopyReport
 
 upkeep = typer.Typer()
 
@@ -88,6 +91,67 @@ def purge(
         typer.echo(json.dumps(_purge_as_dict(report), ensure_ascii=False))
     else:
         _print_purge(report, session, before)
+
+
+@upkeep.command(
+    epilog="Examples:  [bold]liveset cp ./digits s3://bucket/digits[/bold]   "
+    "[bold]liveset --storage-options minio.json cp s3://bucket/digits gs://other/digits --dst-storage-options '{}'[/bold]   "
+    "As JSON: source, target, version, versions, files, bytes, skipped, left, milliseconds"
+)
+def cp(
+    ctx: typer.Context,
+    src: CopyFrom,
+    dst: CopyTo,
+    newest: Annotated[bool, typer.Option("--newest", help="Without the earlier versions.")] = False,
+    dst_options: Annotated[
+        str | None,
+        typer.Option(
+            "--dst-storage-options",
+            metavar="JSON|FILE",
+            help="How to reach DST, if not as liveset --storage-options says.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a dataset with its versions, tags and keys; checked on the way. A copy that was broken off goes on when it is started again."""
+    from liveset.edit.meter import Meter
+
+    access = access_of(ctx)
+    if dst_options is not None:
+        access = replace(access, options=parse_options(dst_options, "--dst-storage-options"))
+    meter = Meter("cp: files")
+    with usage_errors():
+        try:
+            report = liveset.cp(src, reached(dst, access), versions=not newest, progress=meter)
+        finally:
+            meter.close()
+    if as_json:
+        typer.echo(json.dumps(_copy_as_dict(report), ensure_ascii=False))
+    else:
+        _print_copy(report)
+
+
+def _copy_as_dict(report: CopyReport) -> dict[str, object]:
+    return {
+        "source": report.source,
+        "target": report.target,
+        "version": report.version,
+        "versions": list(report.versions),
+        "files": report.files,
+        "bytes": report.bytes,
+        "skipped": report.skipped,
+        "left": list(report.left),
+        "milliseconds": round(report.seconds * 1000, 3),
+    }
+
+
+def _print_copy(report: CopyReport) -> None:
+    there = f", {report.skipped:,} were there" if report.skipped else ""
+    counts = f"{report.files:,} files, {report.bytes:,} bytes in {report.seconds:.1f} s{there}"
+    typer.echo(f"copied version {report.version} and {len(report.versions) - 1:,} earlier ones: {counts}")
+    for name in report.left:
+        typer.echo(f"not copied, since no version needs it: {name}")
 
 
 def _compact_as_dict(report: CompactReport, dry_run: bool) -> dict[str, object]:

@@ -7,35 +7,21 @@ import re
 import sys
 from datetime import datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import liveset
+from liveset.cli.places import DatasetPath
 from liveset.cli.usage import usage_errors
 
 if TYPE_CHECKING:
     from liveset.edit.vacuum import VacuumReport
+    from liveset.storage import Place
     from liveset.tools.history import Version
 
 versions = typer.Typer()
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!$)")
-
-
-def local_path(path: Path | None) -> Path | None:
-    """Refuse URLs, of which ``Path`` makes paths of this machine: ``s3:/bucket``."""
-    found = _URL.match(str(path or ""))
-    if found is not None and found[1] == "file":
-        return Path(str(path).removeprefix("file:"))
-    if found is not None:
-        text = str(path).replace(":/", "://", 1)
-        raise liveset.DatasetNotFound(f"{text}: URLs are not supported yet, only paths of this machine.", path=text)
-    return path
-
-
-DatasetPath = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of the dataset.", callback=local_path, show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
@@ -181,7 +167,7 @@ def parse_keep(text: str) -> timedelta | int:
     return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
-def _tagged(path: Path, name: str) -> int | None:
+def _tagged(path: Place, name: str) -> int | None:
     from liveset.snapshot import open_snapshot
     from liveset.storage import open_store
 

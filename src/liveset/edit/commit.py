@@ -138,6 +138,7 @@ class _Commit:
         self.searched = 0  # versions up to this one hold no commit of our session
 
     def run(self) -> Index:
+        self.store.probe()  # before a change writes its files
         for attempt in range(self.policy.attempts):
             if attempt:
                 self.policy.pause(attempt)

@@ -294,7 +294,8 @@ class _Compaction:
         keyed = open_keys(self.base) is not None if index.edit is None else tables > 0
         if keyed and (self.runs or (self._keys and tables > 1)):
             tables = 1 if self._keys else max(tables, 1) + 1
-            size = sum(self.store.map(name, 0).nbytes for name in _key_files(index).tables) if index.edit is not None else 0
+            files = _key_files(index)
+            size = sum(files.sizes.get(name) or self.store.map(name, 0).nbytes for name in files.tables) if index.edit is not None else 0
         size += sum(chunk.stored for run in self.runs for chunk in run)
         return CompactReport(None, before[0], after, before[1], tables, size, seconds)
 
@@ -449,7 +450,8 @@ class _Compaction:
         if (made := self._made_keys) is not None and made.runs == runs and files.tables[: len(made.tables)] == made.tables:
             # Whatever came since is about other chunks, and newer.
             newer = files.tables[len(made.tables) :]
-            return KeyFiles(files.kind, head.samples, made.files.base, made.files.deltas + newer)
+            sizes = {**files.sizes, **made.files.sizes}
+            return KeyFiles(files.kind, head.samples, made.files.base, made.files.deltas + newer, sizes)
         new, before = files, len(self._writer.written)
         gone = {chunk.id for run in runs for chunk in run}
         listed = {*ids_of(head), *(record.id or "" for record, _ in done)} - gone
@@ -463,7 +465,7 @@ class _Compaction:
             new = self._writer.edited(new, listed, head.samples, deleted=KeyColumn.of([]), removed={}, added=moved)
         if self._keys:
             new = self._writer.merged(new, listed, head.samples)
-        self.size += sum(self.store.map(name, 0).nbytes for name in self._writer.written[before:])
+        self.size += sum(self._writer.sizes[name] for name in self._writer.written[before:])
         self._made_keys = _MadeKeys(files.tables, runs, new)
         return new
 

@@ -9,8 +9,9 @@ import numpy as np
 from liveset.errors import Conflict, KeyConflict, NotFound, SessionExpired, name_some
 from liveset.format.index import Index
 from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Rows, join_tables, pack_table
+from liveset.format.remotetable import RangedKeyTable
 from liveset.format.stamp import KeyFiles
-from liveset.keystore import KeyStore, TableKeys, open_keys
+from liveset.keystore import KeyStore, TableFile, TableKeys, open_keys
 from liveset.snapshot import Snapshot
 from liveset.storage import PRIVATE, Store
 
@@ -29,17 +30,19 @@ class KeyWriter:
 
     Attributes:
         written: names of the files that were written; those that the committed version does not name are superseded.
+        sizes: bytes of each of them.
     """
 
     def __init__(self, store: Store, token: str) -> None:
         self._store, self._token = store, token
         self.written: list[str] = []
+        self.sizes: dict[str, int] = {}
         self._delta: str | None = None
 
     def fresh(self, chunks: Sequence[tuple[str, KeyColumn]]) -> KeyFiles:
         """Write the keys of whole chunks (id and keys, slot by slot) as a base of their own; ``DuplicateKeys`` names what occurs twice."""
         rows = Rows.of_chunks(chunks)
-        return KeyFiles(_kind(rows.keys), len(rows.keys), (self._write("base", rows),))
+        return KeyFiles(_kind(rows.keys), len(rows.keys), (self._write("base", rows),), sizes=dict(self.sizes))
 
     def extended(self, head: Index, chunks: Sequence[tuple[str, KeyColumn]]) -> KeyFiles:
         """Write the keys of new chunks beside those of a version; only the new keys are looked up, whatever the number of the old ones.
@@ -99,8 +102,8 @@ class KeyWriter:
 
     def merged(self, files: KeyFiles, listed: Collection[str], count: int) -> KeyFiles:
         """Write the tables of a version as one base."""
-        rows = join_tables([self._open(name) for name in files.tables], listed, whole=True)
-        return KeyFiles(files.kind, count, (self._write("base", rows),))
+        rows = join_tables([self._file(name, files).whole for name in files.tables], listed, whole=True)
+        return KeyFiles(files.kind, count, (self._write("base", rows),), sizes=dict(self.sizes))
 
     def renamed(self, table: KeyTable, names: Mapping[Key, Key]) -> str:
         """Write a table with other keys in the place of some, and return its name; places and slots stay, also what is said to be gone."""
@@ -125,32 +128,38 @@ class KeyWriter:
 
     def _with_delta(self, files: KeyFiles, delta: str, listed: Collection[str], count: int, added: KeyColumn) -> KeyFiles:
         kind = files.kind if files.count or not len(added) else _kind(added)
-        return KeyFiles(kind, count, files.base, self._tiered(files.deltas, delta, listed))
+        deltas = self._tiered(files, delta, listed)
+        return KeyFiles(kind, count, files.base, deltas, {**files.sizes, **self.sizes})
 
-    def _tiered(self, older: Sequence[str], newest: str, listed: Collection[str]) -> tuple[str, ...]:
+    def _tiered(self, files: KeyFiles, newest: str, listed: Collection[str]) -> tuple[str, ...]:
         """Return the deltas of a version, those at the end joined as long as the next older one is not larger.
 
         So each is larger than all after it together, there are few however many commits there were, and a key is written again only when
         its table at least doubles: a small commit never pays for the large ones before it.
         """
+        tables = [self._file(newest, files)]
         try:
-            tables = [self._open(newest)]
+            weight = _weight(tables[0].table())
         except NotFound as error:
             text = "a vacuum ran over this session and deleted the keys that it had written. Nothing was committed; start again."
             raise SessionExpired(text, file=newest) from error
-        rest = list(older)
-        while rest and _weight(table := self._open(rest[-1])) <= sum(map(_weight, tables)):
-            tables.insert(0, table)
+        rest = list(files.deltas)
+        while rest and (more := _weight((older := self._file(rest[-1], files)).table())) <= weight:
+            tables.insert(0, older)
+            weight += more
             rest.pop()
-        return (*rest, self._write("delta", join_tables(tables, listed)) if len(tables) > 1 else newest)
+        if len(tables) == 1:
+            return (*rest, newest)
+        return (*rest, self._write("delta", join_tables([table.whole for table in tables], listed)))
 
-    def _open(self, name: str) -> KeyTable:
-        return KeyTable(self._store.map(name, 0), name)
+    def _file(self, name: str, files: KeyFiles) -> TableFile:
+        return TableFile(self._store, name, self.sizes.get(name) or files.sizes.get(name, 0))
 
     def _write(self, kind: str, rows: Rows) -> str:
         name = f"{KEYS}{kind}-{self._token}-{len(self.written)}.keys"
         buffers = pack_table(rows)
         self.written.append(name)
+        self.sizes[name] = sum(memoryview(buffer).nbytes for buffer in buffers)
         self._store.write(name, buffers)
         return name
 
@@ -160,7 +169,7 @@ def ids_of(index: Index) -> list[str]:
     return [record.id or record.filename for record in index.chunks]
 
 
-def _weight(table: KeyTable) -> int:
+def _weight(table: KeyTable | RangedKeyTable) -> int:
     return int(table.rows) + sum(map(len, table.removed.values()))
 
 

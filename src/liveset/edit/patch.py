@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
+from itertools import accumulate
 from operator import getitem
 from typing import Any
 
@@ -16,7 +17,11 @@ from liveset.errors import SampleError
 from liveset.format.schema import Schema
 from liveset.format.tree import Branch, Leaf, Node, Path, locate, parse_path
 
-__all__ = ["PatchEncoder", "apply_patch", "join_parts", "join_patches", "leaf_parts"]
+__all__ = ["PatchEncoder", "apply_patch", "join_parts", "join_patches", "leaf_parts", "leaves_of"]
+
+leaves_of: Callable[[bytes], dict[int, bytes]] = msgspec.msgpack.Decoder(dict[int, bytes]).decode
+"""Returns the leaves that a patch holds, by their numbers."""
+_pack: Callable[[dict[int, bytes]], bytes] = msgspec.msgpack.Encoder().encode
 
 
 def leaf_parts(item: bytes, count: int) -> list[bytes]:
@@ -38,16 +43,21 @@ def join_parts(parts: Iterable[bytes]) -> bytes:
 
 def apply_patch(item: bytes, patch: bytes, count: int) -> bytes:
     """Return an item of ``count`` leaves with those of a patch in their places."""
-    parts = leaf_parts(item, count)
-    for number, data in msgspec.msgpack.decode(patch, type=dict[int, bytes]).items():
-        parts[number] = data
-    return join_parts(parts)
+    sizes = list(struct.unpack_from(f"<{count}I", item))
+    bounds = list(accumulate(sizes, initial=4 * count))
+    parts = [b""]
+    start = bounds[0]
+    for number, data in sorted(leaves_of(patch).items()):
+        parts += item[start : bounds[number]], data
+        start, sizes[number] = bounds[number + 1], len(data)
+    parts[0] = struct.pack(f"<{count}I", *sizes)
+    parts.append(item[start : bounds[count]])
+    return b"".join(parts)
 
 
 def join_patches(first: bytes, then: bytes) -> bytes:
     """Return the patch that does what two do one after the other."""
-    decode = msgspec.msgpack.decode
-    return msgspec.msgpack.encode({**decode(first, type=dict[int, bytes]), **decode(then, type=dict[int, bytes])})
+    return _pack({**leaves_of(first), **leaves_of(then)})
 
 
 class PatchEncoder:
@@ -65,6 +75,7 @@ class PatchEncoder:
         self._list(schema.root, (), 0)
         self._encoders: dict[str, tuple[SampleEncoder, Callable[[Any], Any] | None, int, int]] = {}
         self._checked: set[tuple[str, ...]] = set()
+        self._known: dict[str, Path] = {}
 
     def check(self, names: Iterable[str]) -> None:
         """Check that a patch of these fields says of each place once what it is; ``SampleError`` names the field of which it does not."""
@@ -118,12 +129,15 @@ class PatchEncoder:
                 if error.field:
                     raise
                 raise SampleError(f"field {name!r}: {error}", field=name) from error
-            parts.update(zip(range(first, first + count), leaf_parts(item, count), strict=True))
-        return msgspec.msgpack.encode(parts)
+            if count == 1:
+                parts[first] = item[4:]
+            else:
+                parts.update(zip(range(first, first + count), leaf_parts(item, count), strict=True))
+        return _pack(parts)
 
     def whole(self, patch: bytes) -> bytes:
         """Return the item that a patch makes on its own; ``SampleError`` names the fields that it lacks."""
-        parts = msgspec.msgpack.decode(patch, type=dict[int, bytes])
+        parts = leaves_of(patch)
         if len(parts) < self._count:
             lacking = [name for number, name in enumerate(self._fields) if number not in parts]
             raise SampleError(f"the fields {', '.join(lacking)} are missing: a new sample needs all of them.", field=lacking[0])
@@ -143,11 +157,14 @@ class PatchEncoder:
 
     def _steps(self, name: str) -> Path:
         """Return the place of a field, also of one inside a leaf."""
-        try:
-            found = locate(self._root, name)
-            return found[0] if found is not None else parse_path(name)
-        except (LookupError, TypeError):
-            return (name,)
+        if (known := self._known.get(name)) is None:
+            try:
+                found = locate(self._root, name)
+                known = found[0] if found is not None else parse_path(name)
+            except (LookupError, TypeError):
+                known = (name,)
+            self._known[name] = known
+        return known
 
     def _part(self, item: bytes | None, first: int, count: int) -> bytes | None:
         return None if item is None else join_parts(leaf_parts(item, self._count)[first : first + count])

@@ -53,6 +53,7 @@ class PendingEdits:
         self._patches = PatchEncoder(schema, allow_pickle=allow_pickle)
         self._field = str(index.layout_of_keys.get("field") or "")
         self._chunks: dict[int, Chunk] = {}
+        self._located: dict[Key, tuple[int, int] | None] = {}
         self.decoder = Decoder(schema, allow_pickle=allow_pickle, strict=not self._foreign)
         self.staged = StagedEdits()
 
@@ -73,6 +74,7 @@ class PendingEdits:
         """Forget everything."""
         self.staged.close()
         self._chunks.clear()
+        self._located.clear()
 
     # --- what the dataset would hold ----------------------------------------------------------------------------------
 
@@ -99,8 +101,10 @@ class PendingEdits:
 
     def places(self) -> dict[Key, tuple[int, int] | None]:
         """Return where the samples of the staged keys are, in the order in which these were staged."""
-        keys = list(self.staged)
-        return dict(zip(keys, self._keys.locate_many(keys), strict=True))
+        known = self._located
+        if unknown := [key for key in self.staged if key not in known]:
+            known.update(zip(unknown, self._keys.locate_many(unknown), strict=True))
+        return {key: known[key] for key in self.staged}
 
     def absent(self, places: Places) -> tuple[int, list[Key]]:
         """Return how many samples would be added, and the keys that the dataset should have and does not."""
@@ -152,7 +156,7 @@ class PendingEdits:
             raise self.missing(key)
         if changes:
             self._patches.check(changes)
-            self._patch(key, changes)
+            self._patch(key, changes, self.staged.kind(key))
 
     def apply(self, table: Table, on_missing: OnMissing) -> int:
         """Stage the rows of a table, all or none, and return how many there were."""
@@ -160,7 +164,9 @@ class PendingEdits:
         missing: list[Key] = []
         try:
             for keys, columns in table.batches():
-                for key, row, place in zip(keys, _rows(columns, len(keys)), self._keys.locate_many(keys), strict=True):
+                places = self._keys.locate_many(keys)
+                self._located.update(zip(keys, places, strict=True))
+                for key, row, place in zip(keys, _rows(columns, len(keys)), places, strict=True):
                     kind = self.staged.kind(key)
                     there = kind is Kind.UPSERT or (place is not None and kind is not Kind.DELETE)
                     if not there and on_missing != "insert":
@@ -168,7 +174,7 @@ class PendingEdits:
                         continue
                     before[key] = self.staged.get(key) if kind is not None else None
                     try:
-                        (self._patch if there else self._insert_row)(key, row)
+                        self._patch(key, row, kind) if there else self._insert_row(key, row)
                     except (SampleError, PickleRefused) as error:
                         raise type(error)(f"{table.where(key)}: {error}", field=error.field, key=key) from error
             if missing and on_missing == "error":
@@ -191,9 +197,8 @@ class PendingEdits:
             self._check_same_key(key, found)
         self.staged.put(key, self._encode(key, sample, kind))
 
-    def _patch(self, key: Key, changes: Mapping[str, Any]) -> None:
+    def _patch(self, key: Key, changes: Mapping[str, Any], kind: Kind | None) -> None:
         self._says_key(key, changes)
-        kind = self.staged.kind(key)
         rows = self._foreign and self._holds_rows(key)
         try:
             patch = self._patches.encode(changes, lambda: self._item(key))

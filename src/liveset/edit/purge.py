@@ -21,7 +21,7 @@ from typing import Any, Literal
 from liveset.edit.adopt import adopt_store, remove_unnamed
 from liveset.edit.changes import Purge, files_of
 from liveset.edit.commit import Policy, check_texts, commit, new_token
-from liveset.edit.keyfiles import KEYS, KeyWriter, ids_of
+from liveset.edit.keyfiles import KeyWriter, ids_of
 from liveset.edit.publish import publish_keys
 from liveset.edit.retention import survey
 from liveset.edit.splice import fresh_name, open_stored
@@ -278,7 +278,7 @@ class _Work:
         fence = self._plan(head)
         chunks = {file: self._erased(*found.holders[file], slots) for file, slots in found.slots.items()}
         tables = {name: self._keys.renamed(table, found.names) for name, table in found.tables.items()}
-        redirects = self._redirects = _joined(head.edit.redirects, chunks, tables)
+        redirects = self._redirects = _joined(head.edit.redirects, Redirects(chunks, tables, dict(self._keys.sizes)))
         removed = {n: found.slots[record.filename] for n, record in enumerate(head.chunks) if record.filename in found.slots}
         snapshot = Snapshot(self._store, head)
         records = self.without(snapshot, removed)
@@ -288,7 +288,7 @@ class _Work:
             files = self.keys_without(snapshot, redirects.key_files(files), records, removed)
         expects = {name: head.chunks[number].filename for number, name in enumerate(ids_of(head)) if name in records}
         staged = frozenset((*(new.file for new in chunks.values()), *tables.values()))
-        self._size += sum(entry.size for entry in self._store.list(KEYS) if entry.name in self._keys.written)
+        self._size += sum(self._keys.sizes.values())
         return Purge(records, expects, files, redirects=redirects, staged=staged, fence=fence)
 
     def without(self, snapshot: Snapshot, removed: Mapping[int, AbstractSet[int]]) -> dict[str, ChunkRecord | None]:
@@ -509,12 +509,13 @@ def _unused(key: Key, opened: dict[str, tuple[KeyTable, list[Key]]]) -> Key:
             return new
 
 
-def _joined(before: Redirects, chunks: dict[str, Redirect], tables: dict[str, str]) -> Redirects:
+def _joined(before: Redirects, new: Redirects) -> Redirects:
     """Return the redirects of a head and those of this purge; none leads to a file that is gone.
 
     What replaced a file before, and is replaced now, gets a redirect of its own: by that it is known as a file that must go.
     """
     return Redirects(
-        {name: chunks.get(new.file, new) for name, new in before.chunks.items()} | chunks,
-        {name: tables.get(new, new) for name, new in before.tables.items()} | tables,
+        {**{name: new.chunks.get(known.file, known) for name, known in before.chunks.items()}, **new.chunks},
+        {**{name: new.tables.get(known, known) for name, known in before.tables.items()}, **new.tables},
+        {**before.sizes, **new.sizes},
     )

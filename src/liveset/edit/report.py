@@ -15,7 +15,7 @@ class UpdatePreview:
 
     Attributes:
         keys: number of samples that would be replaced, patched, added or removed.
-        chunks: number of chunk files that would be written anew.
+        chunks: number of chunk files that would be written anew; fewer where the edits of one change nothing.
         bytes_to_rewrite: size of these files now.
         missing: staged keys that the dataset does not have; the commit would refuse them.
         inserted: number of samples that would be added.
@@ -35,9 +35,9 @@ class UpdateResult:
     """What a commit did.
 
     Attributes:
-        version: that has the changes.
-        keys: number of samples that were replaced, patched, added or removed.
-        chunks: number of chunk files that were written anew.
+        version: that has the changes; where these change nothing, the newest one.
+        keys: number of samples that were replaced, patched, added or removed, also by what they were before.
+        chunks: number of chunk files that were written anew, or went with all their samples.
         bytes_written: size of all files that were written for it.
         seconds: that the commit took.
         inserted: number of samples that were added.

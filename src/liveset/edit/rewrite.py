@@ -7,7 +7,7 @@ samples changed, is spliced again from that file; where one of the same samples 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from liveset.edit.editable import check_intact
 from liveset.edit.keyfiles import KeyWriter, ids_of
 from liveset.edit.patch import apply_patch
 from liveset.edit.rebase import check_rebase
-from liveset.edit.splice import StoredChunk, changed_slots, fresh_name, open_stored
+from liveset.edit.splice import Piece, StoredChunk, changed_slots, fresh_name, open_stored
 from liveset.edit.staging import Kind, StagedEdits
 from liveset.errors import KeyConflict, OverwriteConflict, SampleError, name_some
 from liveset.format import codec
@@ -41,6 +41,7 @@ Places = Mapping[Key, tuple[int, int] | None]
 """Chunk number and slot of each key; None for a key that the version does not have."""
 
 _LARGEST = MAX_CHUNK_SIZE // 2  # chunks that are limited by samples alone: offsets are 32-bit, and items are held until they are written
+_AHEAD = 2 * DEFAULT_CHUNK_SIZE  # bytes of a file that is written while the next one is made: memory holds the new samples of both
 _MOVES_KEYS = frozenset(("keys", "insert", "delete", "edit", "append", "compact", "purge", "repair"))
 """Commits after which a key may have another place, or one where it had none."""
 
@@ -53,6 +54,11 @@ class _Made:
     slots: Mapping[int, Key]
     removed: frozenset[int]
     record: ChunkRecord | None
+    writing: Future[None] | None = None
+
+    def is_of(self, source: str, slots: Mapping[int, Key]) -> bool:
+        """Tell whether these edits of a file were made, and written."""
+        return (self.source, self.slots) == (source, slots) and (self.writing is None or self.writing.exception() is None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,8 @@ class Splicer:
     ) -> tuple[dict[str, ChunkRecord | None], dict[str, str]]:
         """Return the new records of chunks by their ids, None for those without a sample, and the files that they were made from.
 
+        Chunks that hold already what the edits put into them stay as they are, and are left out.
+
         Args:
             snapshot: the version that holds the chunks.
             edits: for each chunk that becomes another, by its number: the keys of the edits by slot.
@@ -101,51 +109,68 @@ class Splicer:
         """
         records: dict[str, ChunkRecord | None] = {}
         expects: dict[str, str] = {}
+        last: Future[None] | None = None
         with ThreadPoolExecutor(1, "liveset-update") as writer:
             for done, (number, slots) in enumerate(edits.items()):
                 record, removed = snapshot.index.chunks[number], deletes.get(number, frozenset())
                 name, source = record.id or record.filename, record.filename
                 made = self._made.get(name)
-                if made is None or (made.source, made.slots, made.removed) != (source, slots, removed):
-                    made = self._made[name] = _Made(source, slots, removed, self._write(snapshot, number, slots, removed, writer))
-                records[name], expects[name] = made.record, source
+                if made is None or not made.is_of(source, slots) or made.removed != removed:
+                    made = self._made[name] = self._make(snapshot, number, slots, removed, writer, last)
+                    last = made.writing or last
+                if made.record is None or made.record.filename != source:
+                    records[name], expects[name] = made.record, source
                 on_progress(done + 1, len(edits))
+            if last is not None:
+                last.result()
         return records, expects
 
     def has(self, record: ChunkRecord, slots: Mapping[int, Key]) -> bool:
         """Tell whether the same edits of a file have been written already."""
         made = self._made.get(record.id or record.filename)
-        return made is not None and (made.source, made.slots) == (record.filename, slots)
+        return made is not None and made.is_of(record.filename, slots)
 
     def forget(self) -> None:
         """Forget what was written."""
         self._made.clear()
 
-    def _write(
-        self, snapshot: Snapshot, number: int, slots: Mapping[int, Key], removed: frozenset[int], writer: ThreadPoolExecutor
-    ) -> ChunkRecord | None:
-        """Write a chunk with our edits and return its record, None if nothing is left of it; checksums are made while the disk is busy."""
+    def _make(
+        self,
+        snapshot: Snapshot,
+        number: int,
+        slots: Mapping[int, Key],
+        removed: frozenset[int],
+        writer: ThreadPoolExecutor,
+        last: Future[None] | None,
+    ) -> _Made:
+        """Begin to write a chunk once the ``last`` one is written; checksums, and the next chunk, are made while the disk is busy."""
         record = snapshot.index.chunks[number]
         if len(removed) == record.samples:
-            return None
+            return _Made(record.filename, slots, removed, None)
         compression = codec.Compression.from_config(snapshot.index.config or {})
         name, buffer = snapshot.chunk_file(number)
+        check_intact(record, name, buffer)
         stored = open_stored(buffer, record, compression)
         try:
-            contents = {slot: self._content(stored, slot, key) for slot, key in slots.items() if slot not in removed}
-            spliced = stored.splice(contents, removed)
+            contents, pieces = self._contents(stored, {slot: key for slot, key in slots.items() if slot not in removed})
+            if not removed and stored.holds(contents, pieces):
+                return _Made(record.filename, slots, removed, record)
+            spliced = stored.splice(contents, removed, pieces=pieces)
         except SampleError as error:
             named = ", ".join(map(repr, list(slots.values())[:10]))
             error.add_note(f"It is one of the samples for the keys {named}. Nothing was changed.")
             raise
+        if last is not None:
+            last.result()
         new = fresh_name(record.filename, number, new_token(), compression)
         self.written.append(new)
         writing = writer.submit(self._store.write, new, spliced.buffers)
-        check_intact(record, name, buffer)
         check = codec.checksum(spliced.buffers)
-        writing.result()
-        self.size += sum(memoryview(part).nbytes for part in spliced.buffers)
-        return record.replace(
+        size = sum(memoryview(part).nbytes for part in spliced.buffers)
+        self.size += size
+        if size > _AHEAD:
+            writing.result()
+        made = record.replace(
             filename=new,
             samples=spliced.samples,
             size=spliced.size,
@@ -153,16 +178,25 @@ class Splicer:
             check=check,
             head_check=spliced.head_check,
         )
+        return _Made(record.filename, slots, removed, made, writing)
 
-    def _content(self, stored: StoredChunk, slot: int, key: Key) -> Any:
-        data, kind = self._staged.get(key)
-        if kind is Kind.ROW:
-            if not stored.holds_rows:
-                raise SampleError(f"the sample for the key {key!r} fits only Arrow chunks, and its chunk is none any more.")
-            return msgspec.msgpack.decode(data)
-        if kind is Kind.PATCH:
-            return apply_patch(stored.content(slot), data, self._leaves)
-        return self._decoder.decode(data, 0, len(data)) if stored.holds_rows else data
+    def _contents(self, stored: StoredChunk, slots: Mapping[int, Key]) -> tuple[dict[int, Any], list[Piece]]:
+        """Return what the edits put into a chunk: whole samples, and pieces of those whose other bytes stay where they are."""
+        contents: dict[int, Any] = {}
+        patches: dict[int, bytes] = {}
+        for slot, key in slots.items():
+            data, kind = self._staged.get(key)
+            if kind is Kind.PATCH:
+                patches[slot] = data
+            elif kind is Kind.ROW:
+                if not stored.holds_rows:
+                    raise SampleError(f"the sample for the key {key!r} fits only Arrow chunks, and its chunk is none any more.")
+                contents[slot] = msgspec.msgpack.decode(data)
+            else:
+                contents[slot] = self._decoder.decode(data, 0, len(data)) if stored.holds_rows else data
+        pieces, others = stored.pieces(patches, self._leaves)
+        contents.update((slot, apply_patch(stored.content(slot), patches[slot], self._leaves)) for slot in others)
+        return contents, pieces
 
 
 class Rewrite:
@@ -174,16 +208,25 @@ class Rewrite:
         staged: the edits by key; needed until the outcome of the commit is known.
         decoder: for items that have to become Arrow rows.
         on_progress: called with the number of chunks written and their total.
+        named: whether the work has a name: then a version says that it is done, even where it changes nothing.
 
     Attributes:
         size: bytes of all files that were written.
+        chunks: number of chunks that become others.
         prepared: whether a change was made, so that a commit may have sent it.
     """
 
     def __init__(
-        self, base: Snapshot, places: Places, staged: StagedEdits, decoder: Decoder, on_progress: Callable[[int, int], object]
+        self,
+        base: Snapshot,
+        places: Places,
+        staged: StagedEdits,
+        decoder: Decoder,
+        on_progress: Callable[[int, int], object],
+        *,
+        named: bool,
     ) -> None:
-        self._base, self._places, self._staged, self._on_progress = base, places, staged, on_progress
+        self._base, self._places, self._staged, self._on_progress, self._named = base, places, staged, on_progress, named
         self._store = base.store
         self._ids = ids_of(base.index)
         self._token = new_token()
@@ -193,6 +236,7 @@ class Rewrite:
         self._added: list[tuple[ChunkRecord, KeyColumn]] | None = None
         self._written: list[str] = []
         self._size = 0
+        self.chunks = 0
         self.prepared = False
 
     @property
@@ -214,9 +258,13 @@ class Rewrite:
         if head.edit is not None and self._base.index.edit is None:
             self._check_origin(head)
         plan = self._plan(current, moved=any(entry.op in _MOVES_KEYS for entry in since))
+        self.chunks = 0
         if not plan.edits and not plan.inserts:
             return None
         records, expects = self._splicer.splice(current, plan.edits, plan.deletes, self._on_progress)
+        self.chunks = len(records)
+        if not records and not plan.inserts and not self._named:
+            return None
         added = self._new_chunks(current, plan.inserts)
         files = self._adopted(current, records, expects)
         if plan.inserts or plan.deletes:
@@ -254,7 +302,7 @@ class Rewrite:
             raise self._conflict(appeared, "added by another commit")
         if removed:
             raise self._conflict(removed, "removed by another commit")
-        self._check_contents(current, edits)
+        self._check_contents(current, edits, moved)
         frozen = {number: frozenset(slots) for number, slots in deletes.items()}
         return _Plan({number: edits[number] for number in sorted(edits)}, inserts, frozen)
 
@@ -277,13 +325,14 @@ class Rewrite:
                 "Nothing was changed. Update again if the changes belong to the new samples."
             )
 
-    def _check_contents(self, current: Snapshot, edits: Mapping[int, Mapping[int, Key]]) -> None:
+    def _check_contents(self, current: Snapshot, edits: Mapping[int, Mapping[int, Key]], moved: bool) -> None:
         """Compare what is stored for our keys with what was stored when the update began, where the file or the slot is another."""
         changed: list[Key] = []
+        files = {record.filename for record in self._base.index.chunks}
         for number, slots in edits.items():
             record = current.index.chunks[number]
-            if self._splicer.has(record, slots):
-                continue  # compared when it was made
+            if self._splicer.has(record, slots) or (not moved and record.filename in files):
+                continue  # compared when it was made, or where it stood
             stood: dict[int, list[tuple[int, int]]] = {}
             for slot, key in slots.items():
                 if (before := self._places[key]) is not None:
@@ -291,11 +340,11 @@ class Rewrite:
             for old, pairs in stood.items():
                 if self._base.index.chunks[old].filename == record.filename and all(slot == before for slot, before in pairs):
                     continue
-                files = self._open(self._base, old), self._open(current, number)
+                both = self._open(self._base, old), self._open(current, number)
                 erased = self._base.index.chunks[old].erased  # what stands for them now is somebody else's
                 changed += [slots[slot] for slot, stood_at in pairs if stood_at in erased]
                 here, there = ([pair[i] for pair in pairs if pair[1] not in erased] for i in (0, 1))
-                changed += [slots[slot] for slot in changed_slots(*files, here, there)]
+                changed += [slots[slot] for slot in changed_slots(*both, here, there)]
         if changed:
             raise self._conflict(changed, "changed by another commit")
 

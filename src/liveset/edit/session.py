@@ -29,7 +29,7 @@ from liveset.format.index import Index
 from liveset.format.keytable import Key, normalize_key
 from liveset.keystore import KeyStore, open_keys
 from liveset.snapshot import Snapshot, open_snapshot
-from liveset.storage import Store, open_store
+from liveset.storage import Place, Store, open_store
 
 __all__ = ["DatasetUpdate", "dataset_update"]
 
@@ -41,6 +41,7 @@ def dataset_update(
     author: str | None = None,
     allow_pickle: bool = False,
     on_progress: Callable[[int, int], object] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> DatasetUpdate:
     """Replace, patch, add and remove samples by their keys, all in one commit; a context manager.
 
@@ -58,11 +59,11 @@ def dataset_update(
         author: who commits, for the history.
         allow_pickle: let samples hold objects of any type. Only for datasets that you trust.
         on_progress: called with the number of chunks written and their total; by default long commits show a bar on a terminal.
+        storage_options: how to reach an object store; see ``Place``.
 
     Raises:
         DatasetNotFound: there is no dataset (also a ``FileNotFoundError``).
         NotFound: the dataset has no keys (also a ``FileNotFoundError``).
-        NotImplementedError: ``path`` is a URL.
 
     Example:
         >>> with liveset.dataset_update(path) as update:
@@ -75,7 +76,8 @@ def dataset_update(
         -9
     """
     check_texts(session=session, author=author)
-    return DatasetUpdate(open_store(path), session=session, author=author, allow_pickle=allow_pickle, on_progress=on_progress)
+    store = open_store(Place.of(path, storage_options=storage_options))
+    return DatasetUpdate(store, session=session, author=author, allow_pickle=allow_pickle, on_progress=on_progress)
 
 
 class DatasetUpdate:
@@ -288,7 +290,8 @@ class DatasetUpdate:
     def commit(self, message: str = "") -> UpdateResult:
         """Put the staged edits into a new version; without any, nothing happens. Afterwards the update is closed.
 
-        When it fails the staged edits stay, so that the commit can be tried again.
+        Chunks that hold the edits already are not written, and where all do, there is no new version; only an update with a ``session``
+        makes one then, by which it is known as done. When it fails the staged edits stay, so that the commit can be tried again.
 
         Args:
             message: what the history says about the version.
@@ -318,7 +321,9 @@ class DatasetUpdate:
             adopt_store(self._store, author=self._author, policy=self._policy)
         meter = Meter() if self._on_progress is None else None
         if self._work is None or not self._unknown:  # after an unknown outcome the same files are sent again
-            self._work = Rewrite(self._base, places, self._edits.staged, self._edits.decoder, meter or self._on_progress or _silent)
+            progress = meter or self._on_progress or _silent
+            named = self._session is not None
+            self._work = Rewrite(self._base, places, self._edits.staged, self._edits.decoder, progress, named=named)
         try:
             index = self._run(self._work, message)
         finally:
@@ -327,7 +332,7 @@ class DatasetUpdate:
         result = UpdateResult(
             version=index.version,
             keys=len(places),
-            chunks=len({place[0] for place in places.values() if place is not None}),
+            chunks=self._work.chunks,
             bytes_written=self._work.size,
             seconds=time.perf_counter() - started,
             inserted=inserted,
@@ -397,9 +402,10 @@ def _open(store: Store, session: str | None) -> tuple[Snapshot, KeyStore]:
     """
     if not store.exists():
         raise DatasetNotFound(f"Dataset directory not found: {store.url}", path=store.url)
-    if store.read_head() is None:
-        raise DatasetNotFound(f"Missing index.json in {store.url}. Did you run optimize()?", path=store.url)
-    snapshot = open_snapshot(store)
+    try:
+        snapshot = open_snapshot(store)
+    except DatasetNotFound as error:
+        raise DatasetNotFound(f"Missing index.json in {store.url}. Did you run optimize()?", path=store.url) from error
     if session is not None and (done := find_session(store, snapshot.index, session, to_the_end=False)) is not None:
         with suppress(NotFound):
             before = open_snapshot(store, done.version - 1)

@@ -12,10 +12,13 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import islice
+from operator import itemgetter
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from liveset.edit.patch import leaves_of
 from liveset.errors import SampleError
 from liveset.format import codec
 from liveset.format.arrow import ArrowChunk, end_mark, is_arrow
@@ -25,8 +28,12 @@ from liveset.format.framed import FramedItems, is_framed, sample_item
 from liveset.format.index import ChunkRecord
 from liveset.storage import Buffer as Bytes
 
-__all__ = ["Spliced", "StoredChunk", "changed_slots", "fresh_name", "open_stored", "splice"]
+__all__ = ["Piece", "Spliced", "StoredChunk", "changed_slots", "fresh_name", "open_stored", "splice"]
 
+Piece: TypeAlias = tuple[int, bytes]
+"""Bytes that are written over equally many of a file, and where."""
+
+_BLOCK = 1 << 17  # leaves that are looked for at once
 _NAME = re.compile(r"(?:.*/)?chunk-(\d+)-(\d+)(?:[-.].*)?")
 
 
@@ -57,8 +64,23 @@ class StoredChunk(Protocol):
     def content(self, slot: int) -> Any:
         """Return the item (or the row) in a slot, free of how it is packed."""
 
+    def pieces(self, patches: Mapping[int, bytes], leaves: int) -> tuple[list[Piece], list[int]]:
+        """Return what patches of items change in the file, and the slots whose items have to be made anew for that.
+
+        Args:
+            patches: by slot.
+            leaves: number of leaves of an item.
+        """
+
+    def holds(self, contents: Mapping[int, Any], pieces: Sequence[Piece] = ()) -> bool:
+        """Tell whether ``splice`` would change nothing."""
+
     def splice(
-        self, contents: Mapping[int, Any], removed: AbstractSet[int] = frozenset(), erased: AbstractSet[int] = frozenset()
+        self,
+        contents: Mapping[int, Any],
+        removed: AbstractSet[int] = frozenset(),
+        erased: AbstractSet[int] = frozenset(),
+        pieces: Sequence[Piece] = (),
     ) -> Spliced:
         """Return the file with other items (or rows) in some slots and without those in others; arguments as for ``splice``."""
 
@@ -126,10 +148,24 @@ def fresh_name(old: str, number: int, token: str, compression: codec.Compression
     return f"chunk-{rank}-{count}-{token}{suffix}.bin"
 
 
-class _Items:
-    """Items one after another, each perhaps a zstd frame of its own."""
+class _Packed:
+    """Samples that have to be taken out before anything in them can be changed."""
 
     holds_rows = False
+
+    def content(self, slot: int) -> Any:
+        raise NotImplementedError
+
+    def pieces(self, patches: Mapping[int, bytes], leaves: int) -> tuple[list[Piece], list[int]]:
+        return [], list(patches)
+
+    def holds(self, contents: Mapping[int, Any], pieces: Sequence[Piece] = ()) -> bool:
+        same = same_row if self.holds_rows else bytes.__eq__
+        return all(same(self.content(slot), content) for slot, content in contents.items())
+
+
+class _Items(_Packed):
+    """Items one after another, each perhaps a zstd frame of its own."""
 
     def __init__(self, buffer: Buffer, record: ChunkRecord, compression: codec.Compression | None) -> None:
         self._buffer, self._file, self._compression = buffer, record.filename, compression
@@ -139,8 +175,45 @@ class _Items:
         stored = self._buffer[self._offsets[slot] : self._offsets[slot + 1]]
         return stored if self._compression is None else sample_item(stored, self._file)
 
+    def pieces(self, patches: Mapping[int, bytes], leaves: int) -> tuple[list[Piece], list[int]]:
+        if self._compression is not None:
+            return super().pieces(patches, leaves)
+        found: list[Piece] = []
+        others: list[int] = []
+        step = max(1, _BLOCK // leaves)
+        for start in range(0, len(patches), step):
+            some = dict(islice(patches.items(), start, start + step))
+            for slot, patch, places in zip(some, map(leaves_of, some.values()), self._places(list(some), leaves), strict=True):
+                here = [(places[n], data) for n, data in patch.items() if places[n + 1] - places[n] == len(data)] if places else []
+                if len(here) == len(patch):
+                    found += here
+                else:
+                    others.append(slot)
+        return found, others
+
+    def _places(self, slots: list[int], leaves: int) -> Iterable[list[int]]:
+        """Yield where each leaf of an item begins and the last one ends, or nothing for an item that is none."""
+        first, end = self._offsets[:-1][slots], self._offsets[1:][slots]
+        bounds = np.full((len(slots), leaves + 1), 0)
+        whole = np.flatnonzero(first + 4 * leaves <= end)
+        at = first[whole, None]
+        bounds[whole, 1:] = np.frombuffer(self._buffer, np.uint8)[at + np.arange(4 * leaves)].view("<u4")
+        bounds[whole, :1] = at + 4 * leaves
+        bounds = bounds.cumsum(axis=1)
+        return (
+            places if fits else []
+            for places, fits in zip(bounds.tolist(), (bounds[:, -1] == end).tolist(), strict=True)
+        )
+
+    def holds(self, contents: Mapping[int, Any], pieces: Sequence[Piece] = ()) -> bool:
+        return all(self._buffer[at : at + len(data)] == data for at, data in pieces) and super().holds(contents)
+
     def splice(
-        self, contents: Mapping[int, bytes], removed: AbstractSet[int] = frozenset(), erased: AbstractSet[int] = frozenset()
+        self,
+        contents: Mapping[int, bytes],
+        removed: AbstractSet[int] = frozenset(),
+        erased: AbstractSet[int] = frozenset(),
+        pieces: Sequence[Piece] = (),
     ) -> Spliced:
         offsets = self._offsets
         count = _left(len(offsets) - 1, contents, removed, erased)
@@ -160,22 +233,22 @@ class _Items:
         view = memoryview(self._buffer)
         buffers: list[Bytes] = [head]
         start = int(offsets[0])
-        slots = np.sort(np.fromiter((*items, *removed, *erased), np.int64))
-        for slot, first, end in zip(slots.tolist(), offsets[slots].tolist(), offsets[slots + 1].tolist(), strict=True):
+        slots = sorted((*items, *removed, *erased))
+        cuts = [(at, at + len(data), data) for at, data in pieces]
+        cuts += zip(offsets[slots].tolist(), offsets[1:][slots].tolist(), [items.get(slot, b"") for slot in slots], strict=True)
+        for first, end, data in sorted(cuts, key=itemgetter(0)):  # items without bytes begin where the next one does, and stay in order
             if start < first:
                 buffers.append(view[start:first])
-            if slot in items:
-                buffers.append(items[slot])
+            if data:
+                buffers.append(data)
             start = end
         buffers.append(view[start : int(offsets[-1])])
         mark = end_mark(buffers)
         return Spliced([*buffers, *mark], size + len(mark), count, codec.checksum(head))
 
 
-class _WholeFile:
+class _WholeFile(_Packed):
     """Items in a file that is one zstd frame."""
-
-    holds_rows = False
 
     def __init__(self, items: _Items, compression: codec.Compression) -> None:
         self._items, self._compression = items, compression
@@ -183,17 +256,25 @@ class _WholeFile:
     def content(self, slot: int) -> bytes:
         return self._items.content(slot)
 
+    def pieces(self, patches: Mapping[int, bytes], leaves: int) -> tuple[list[Piece], list[int]]:
+        return self._items.pieces(patches, leaves)
+
+    def holds(self, contents: Mapping[int, Any], pieces: Sequence[Piece] = ()) -> bool:
+        return self._items.holds(contents, pieces)
+
     def splice(
-        self, contents: Mapping[int, bytes], removed: AbstractSet[int] = frozenset(), erased: AbstractSet[int] = frozenset()
+        self,
+        contents: Mapping[int, bytes],
+        removed: AbstractSet[int] = frozenset(),
+        erased: AbstractSet[int] = frozenset(),
+        pieces: Sequence[Piece] = (),
     ) -> Spliced:
-        plain = self._items.splice(contents, removed, erased)
+        plain = self._items.splice(contents, removed, erased, pieces)
         return Spliced([codec.compress(b"".join(plain.buffers), self._compression)], plain.size, plain.samples, None)
 
 
-class _Framed:
+class _Framed(_Packed):
     """Items in zstd frames of a few hundred."""
-
-    holds_rows = False
 
     def __init__(self, items: FramedItems, compression: codec.Compression | None) -> None:
         # A file may be framed where the index does not say so.
@@ -203,14 +284,18 @@ class _Framed:
         return self._items.item(slot)
 
     def splice(
-        self, contents: Mapping[int, bytes], removed: AbstractSet[int] = frozenset(), erased: AbstractSet[int] = frozenset()
+        self,
+        contents: Mapping[int, bytes],
+        removed: AbstractSet[int] = frozenset(),
+        erased: AbstractSet[int] = frozenset(),
+        pieces: Sequence[Piece] = (),
     ) -> Spliced:
         count = _left(self._items.count, contents, removed, erased)
         buffers = self._items.spliced(contents, self._compression, removed, erased)
         return Spliced(buffers, _length(buffers), count, None)
 
 
-class _Rows:
+class _Rows(_Packed):
     """Rows of an Arrow file."""
 
     holds_rows = True
@@ -225,7 +310,11 @@ class _Rows:
         return self._rows.read(slot)
 
     def splice(
-        self, contents: Mapping[int, Any], removed: AbstractSet[int] = frozenset(), erased: AbstractSet[int] = frozenset()
+        self,
+        contents: Mapping[int, Any],
+        removed: AbstractSet[int] = frozenset(),
+        erased: AbstractSet[int] = frozenset(),
+        pieces: Sequence[Piece] = (),
     ) -> Spliced:
         count = _left(self._record.samples, contents, removed, erased)
         buffers: list[Bytes] = list(splice_rows(self._buffer, self._record.samples, contents, self._record.filename, removed, erased))

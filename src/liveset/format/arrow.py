@@ -6,7 +6,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 from liveset.errors import Corrupt, MissingDependency
@@ -28,6 +28,11 @@ def is_arrow(buffer: Buffer) -> bool:
             return False
         end = 4 + 4 * int.from_bytes(view[:4], "little")
         return end + 4 > size or int.from_bytes(view[end : end + 4], "little") <= size - _TAIL
+
+
+def may_be_arrow(tail: bytes) -> bool:
+    """Tell whether a file with these last bytes could carry Arrow rows."""
+    return tail.endswith(MAGIC)
 
 
 def end_mark(buffers: Sequence[Buffer]) -> list[bytes]:
@@ -61,6 +66,11 @@ def find_blob(buffer: Buffer, file: str = "") -> memoryview:
     if not 0 < length <= end:
         raise Corrupt(f"{file}: the footer says {length} bytes of Arrow data, but {end} are there.", file=file)
     return view[end - length : end]
+
+
+# Columns whose values become the ints and floats of Python, without any that numpy's would not hold.
+_INTS = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"})
+_FLOATS = frozenset({"float", "double"})
 
 
 class ArrowChunk:
@@ -161,6 +171,45 @@ class ArrowChunk:
         at = slot - self._starts[number]
         rows: list[dict[str, Any]] = self._guard(self._rows, number, at, at + 1)
         return rows[0]
+
+    def gather(self, slots: Sequence[int]) -> dict[str, Any] | None:
+        """Return rows by column: numpy arrays of numbers where there are no nulls, lists elsewhere; None where only rows are right."""
+        if self._empty:
+            return {}
+        table = self._guard(self._take, slots)
+        # Maps become dicts or lists of pairs, as each row allows.
+        if any("map<" in str(column.type) for column in table.columns):
+            return None
+        return {name: self._guard(self._values, column) for name, column in zip(self.columns, table.columns, strict=True)}
+
+    def _take(self, slots: Sequence[int]) -> Any:
+        of_batch: dict[int, list[int]] = {}
+        for row, slot in enumerate(slots):
+            if not 0 <= slot < self.count:
+                raise IndexError(f"row {slot} of {self.count}")
+            of_batch.setdefault(bisect_right(self._starts, slot) - 1, []).append(row)
+        found = [
+            self._batch(number).take(self._pa.array([slots[row] - self._starts[number] for row in rows]))
+            for number, rows in of_batch.items()
+        ]
+        table = self._pa.Table.from_batches(found)
+        if len(of_batch) == 1:
+            return table
+        places = [0] * len(slots)
+        for place, row in enumerate(chain.from_iterable(of_batch.values())):
+            places[row] = place
+        return table.take(self._pa.array(places))
+
+    def _values(self, column: Any) -> Any:
+        kind = str(column.type)
+        if column.null_count == 0:
+            if kind in _INTS:
+                return column.to_numpy().astype("int64")
+            if kind in _FLOATS:
+                return column.to_numpy().astype("float64")
+            if kind == "bool":
+                return column.to_numpy().copy()
+        return column.to_pylist()
 
     def iterate(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
         """Yield the rows ``start`` to ``stop - 1``."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from liveset.errors import Corrupt, DatasetError, SampleError
 from liveset.format import codec
-from liveset.format.arrow import ArrowChunk, end_mark, is_arrow
+from liveset.format.arrow import ArrowChunk, end_mark, is_arrow, may_be_arrow
 from liveset.format.framed import FramedItems, is_framed, sample_item
 from liveset.format.index import ChunkRecord
 from liveset.format.schema import Decoder
@@ -88,6 +88,10 @@ def open_chunk(buffer: Buffer, record: ChunkRecord, decoder: Decoder, compressio
 
 def read_offsets(buffer: Buffer, record: ChunkRecord) -> np.ndarray[Any, np.dtype[np.uint32]]:
     """Return the offsets of a classic chunk (``u32[samples + 1]``, a copy), after checking them."""
+    return _checked_offsets(buffer, record, len(buffer))
+
+
+def _checked_offsets(buffer: Buffer, record: ChunkRecord, size: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
     file, count = record.filename, record.samples
     head = 4 + 4 * (count + 1)
     if len(buffer) < head:
@@ -97,9 +101,47 @@ def read_offsets(buffer: Buffer, record: ChunkRecord) -> np.ndarray[Any, np.dtyp
     if record.head_check and codec.checksum(buffer[:head]) != record.head_check:
         raise Corrupt(f"{file}: the header or the offset table is damaged (its checksum differs).", file=file)
     offsets = np.frombuffer(buffer, "<u4", count + 1, 4).copy()
-    if offsets[0] < head or offsets[-1] > len(buffer) or bool((offsets[1:] < offsets[:-1]).any()):
+    if offsets[0] < head or offsets[-1] > size or bool((offsets[1:] < offsets[:-1]).any()):
         raise Corrupt(f"{file}: the offset table is damaged.", file=file)
     return offsets
+
+
+def ranged_head(record: ChunkRecord) -> int:
+    """Return how many bytes the header and the offsets of a classic chunk take."""
+    return 4 + 4 * (record.samples + 1)
+
+
+class ItemRanges:
+    """Where the items of a chunk lie in its file, for those who fetch them one by one."""
+
+    def __init__(self, offsets: np.ndarray[Any, np.dtype[np.uint32]], record: ChunkRecord, decoder: Decoder, *, compressed: bool) -> None:
+        self._offsets, self._record, self._decoder, self._compressed = offsets, record, decoder, compressed
+
+    def range(self, slot: int) -> tuple[int, int]:
+        """Return where the item of a sample starts, and its length."""
+        start, end = self._offsets[slot : slot + 2].tolist()
+        return start, end - start
+
+    def decode(self, item: bytes, slot: int) -> Any:
+        """Return the sample of an item."""
+        plain = sample_item(item, self._record.filename) if self._compressed else item
+        try:
+            return self._decoder.decode(plain, 0, len(plain))
+        except Exception as error:
+            raise _explain(self._decoder, plain, error, slot, self._record.filename) from error
+
+
+def open_ranges(
+    head: bytes, tail: bytes, record: ChunkRecord, decoder: Decoder, compression: codec.Compression | None
+) -> ItemRanges | None:
+    """Return where the items lie, given the first ``ranged_head`` bytes of a chunk and its last ones; None where all must be read.
+
+    Raises:
+        Corrupt: the header or the offsets are damaged.
+    """
+    if (compression is not None and compression.level != "sample") or is_framed(head) or may_be_arrow(tail):
+        return None
+    return ItemRanges(_checked_offsets(head, record, record.size), record, decoder, compressed=compression is not None)
 
 
 def _explain(decoder: Decoder, item: bytes, error: Exception, slot: int, file: str) -> DatasetError:
@@ -113,27 +155,27 @@ class ClassicChunk:
     """Items stored one after another, uncompressed."""
 
     def __init__(self, buffer: Buffer, offsets: np.ndarray[Any, np.dtype[np.uint32]], record: ChunkRecord, decoder: Decoder) -> None:
-        self._buffer, self._offsets, self._record, self._decoder = buffer, offsets, record, decoder
+        self.buffer, self.offsets, self._record, self._decoder = buffer, offsets, record, decoder
         self._decode = decoder.decode
 
     def read(self, slot: int) -> Any:
-        start, end = _bounds(self._buffer, 4 + 4 * slot)
+        start, end = _bounds(self.buffer, 4 + 4 * slot)
         try:
-            return self._decode(self._buffer, start, end)
+            return self._decode(self.buffer, start, end)
         except Exception as error:
             raise self._explain(slot, error) from error
 
     def iterate(self, start: int, stop: int) -> Iterator[Any]:
-        return self._decoder.iterate(self._buffer, self._offsets[start : stop + 1].tolist(), partial(self._fail, start))
+        return self._decoder.iterate(self.buffer, self.offsets[start : stop + 1].tolist(), partial(self._fail, start))
 
     def item(self, slot: int) -> bytes:
         """Return the stored bytes of a sample."""
-        start, end = _bounds(self._buffer, 4 + 4 * slot)
-        return self._buffer[start:end]
+        start, end = _bounds(self.buffer, 4 + 4 * slot)
+        return self.buffer[start:end]
 
     def _fail(self, first: int, at: int, error: Exception) -> None:
         # An erased item begins where the next one does, and is the one that fails.
-        raise self._explain(first + int(np.searchsorted(self._offsets[first:], at)), error) from error
+        raise self._explain(first + int(np.searchsorted(self.offsets[first:], at)), error) from error
 
     def _explain(self, slot: int, error: Exception) -> DatasetError:
         return _explain(self._decoder, self.item(slot), error, slot, self._record.filename)
@@ -207,6 +249,10 @@ class ArrowSamples:
 
     def iterate(self, start: int, stop: int) -> Iterator[Any]:
         return self._rows.iterate(start, stop)
+
+    def gather(self, slots: Sequence[int]) -> dict[str, Any] | None:
+        """Return samples by field; None where they must be read one by one."""
+        return self._rows.gather(slots)
 
 
 def items_of(chunk: Chunk, count: int) -> list[bytes]:

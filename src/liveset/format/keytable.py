@@ -46,13 +46,15 @@ MAGIC_REMOVED = b"LSKEYS03"  # who does not know of free slots must not guess
 DELETED = 0xFFFFFFFF
 _HEADER = struct.Struct("<8sB7xQQQQ")
 _CHECK = struct.Struct("<Q")
-_BODY = _HEADER.size + _CHECK.size
+HEADER_SIZE = _HEADER.size + _CHECK.size
+"""Bytes before the first section."""
 # Larger tables are only checked when somebody asks for it: reading them whole would make the first lookup slow.
 CHECKED_SIZE = 64_000_000
 _INT = struct.Struct("<q")
 _KINDS: tuple[type, type] = (str, int)
 _hash = xxhash.xxh3_64_intdigest
 _Array: TypeAlias = np.ndarray[Any, Any]
+_Bytes: TypeAlias = bytes | memoryview
 
 
 class Place(NamedTuple):
@@ -264,53 +266,90 @@ def _repeated(keys: KeyColumn) -> list[int]:
     return found
 
 
+class Layout(NamedTuple):
+    """Where the sections of a table lie, as its header says."""
+
+    kind: type
+    rows: int
+    live: int
+    starts: list[int]
+    """Of hashes, keys, chunks, slots, order, directory, heap and the free slots, which fill the rest of the file."""
+    sizes: list[int]
+    """Of the same, without padding, but the last."""
+
+    @classmethod
+    def parse(cls, header: _Bytes, size: int, file: str) -> Layout:
+        """Check the header of a table of ``size`` bytes; ``Corrupt`` names ``file``."""
+        refuse_others(header, file)
+        _, kind, rows, live, directory, heap = _HEADER.unpack_from(header)
+        if kind not in (0, 1) or max(rows, live, directory, heap) > size:
+            raise Corrupt(f"{file}: the header of the key table is damaged.", file=file)
+        sizes = [8 * rows, 8 * (rows + (kind == 0)), 4 * rows, 4 * rows, 4 * live, directory, heap]
+        starts = list(accumulate((part + -part % 8 for part in sizes), initial=HEADER_SIZE))
+        if starts[-1] > size:
+            raise Corrupt(f"{file}: the key table has {size} bytes and should have {starts[-1]}.", file=file)
+        return cls(_KINDS[kind], rows, live, starts, sizes)
+
+
+class Listing:
+    """The chunks of a table, checked against its rows.
+
+    Attributes:
+        directory: id and number of samples of each chunk whose keys the table holds.
+        removed: the slots that became free, by chunk, ascending.
+        starts: where the rows of each chunk start in the section ``order``, and the end of the last ones.
+        numbers: the chunks' numbers in the directory.
+    """
+
+    __slots__ = ("directory", "numbers", "removed", "starts")
+
+    def __init__(self, layout: Layout, directory: _Bytes, free: _Bytes, file: str) -> None:
+        """Read the directory and the section of free slots, with its padding; ``Corrupt`` names ``file``."""
+        listed = _directory(directory, file)
+        counts = [entry[2] for entry in listed if len(entry) > 2]
+        size, found = 4 * sum(counts), memoryview(free).nbytes
+        if size + -size % 8 != found or min(counts, default=0) < 0:
+            end = layout.starts[-1]
+            raise Corrupt(f"{file}: the key table has {end + found} bytes instead of {end + size + -size % 8}.", file=file)
+        slots = np.frombuffer(memoryview(free)[:size], np.uint32)
+        self.directory: list[tuple[str, int]] = [entry[:2] for entry in listed if entry[1] or len(entry) < 3 or not entry[2]]
+        self.removed: dict[str, _Array] = {}
+        for (chunk, *_), start, count in zip(listed, accumulate(counts, initial=0), counts, strict=False):
+            if count:
+                self.removed[chunk] = slots[start : start + count]
+        self.starts = list(accumulate((samples for _, samples in self.directory), initial=0))
+        counted = self.starts[-1] == layout.live and min((samples for _, samples in self.directory), default=0) >= 0
+        if not counted or any((gone[1:] <= gone[:-1]).any() for gone in self.removed.values()):
+            raise Corrupt(f"{file}: the directory of the key table does not fit its rows.", file=file)
+        self.numbers = {chunk: number for number, (chunk, _) in enumerate(self.directory)}
+
+
 class KeyTable:
     """A table file, opened in place; safe to use from several threads and after a fork."""
 
     def __init__(self, buffer: Any, file: str = "") -> None:
         """Check the header and the sections; ``Corrupt`` names ``file``."""
         view = memoryview(buffer)
-        if bytes(view[:6]) == MAGIC[:6] and (number := bytes(view[6:8])).isdigit() and number > MAGIC_REMOVED[6:]:
-            raise UnsupportedFormat(f"{file} was written by a newer liveset. Update liveset.", file=file)
-        if len(view) < _BODY or bytes(view[:8]) not in (MAGIC, MAGIC_REMOVED):
-            raise Corrupt(f"{file} is not a key table.", file=file)
+        refuse_others(view, file)
         self.file, self._view = file, view
         if len(view) <= CHECKED_SIZE:
             self.check()
-        _, kind, self.rows, self.live, directory, heap = _HEADER.unpack_from(view)
-        if kind not in (0, 1) or max(self.rows, self.live, directory, heap) > len(view):
-            raise Corrupt(f"{file}: the header of the key table is damaged.", file=file)
-        self.kind = _KINDS[kind]
-        sizes = [8 * self.rows, 8 * (self.rows + (kind == 0)), 4 * self.rows, 4 * self.rows, 4 * self.live, directory, heap]
-        starts = list(accumulate((size + -size % 8 for size in sizes), initial=_BODY))
-        parts = [view[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-        if starts[-1] > len(view):
-            raise Corrupt(f"{file}: the key table has {len(view)} bytes and should have {starts[-1]}.", file=file)
+        layout = Layout.parse(view, len(view), file)
+        self.kind, self.rows, self.live = layout.kind, layout.rows, layout.live
+        parts = [view[start : start + size] for start, size in zip(layout.starts, layout.sizes, strict=False)]
         self._hashes = parts[0].cast("Q")
-        self._keys = parts[1].cast("q" if kind else "Q")
+        self._keys = parts[1].cast("q" if self.kind is int else "Q")
         self._chunks, self._slots, self._order = (part.cast("I") for part in parts[2:5])
         self._heap = parts[6]
         self._columns = parts
-        listed = _directory(parts[5], file)
-        counts = [entry[2] for entry in listed if len(entry) > 2]
-        end = starts[-1] + 4 * sum(counts)
-        if end + -end % 8 != len(view) or min(counts, default=0) < 0:
-            raise Corrupt(f"{file}: the key table has {len(view)} bytes instead of {end + -end % 8}.", file=file)
-        free = np.frombuffer(view[starts[-1] : end], np.uint32)
-        self.directory: list[tuple[str, int]] = [entry[:2] for entry in listed if entry[1] or len(entry) < 3 or not entry[2]]
-        self.removed: dict[str, _Array] = {}
-        for (chunk, *_), start, count in zip(listed, accumulate(counts, initial=0), counts, strict=False):
-            if count:
-                self.removed[chunk] = free[start : start + count]
-        self._starts = list(accumulate((samples for _, samples in self.directory), initial=0))
-        if self._starts[-1] != self.live or any((slots[1:] <= slots[:-1]).any() for slots in self.removed.values()):
-            raise Corrupt(f"{file}: the directory of the key table does not fit its rows.", file=file)
-        self._number = {chunk: number for number, (chunk, _) in enumerate(self.directory)}
+        listing = Listing(layout, parts[5], view[layout.starts[-1] :], file)
+        self.directory, self.removed = listing.directory, listing.removed
+        self._starts, self._number = listing.starts, listing.numbers
 
     def check(self) -> None:
         """Compare the file with its checksum; ``Corrupt`` when they differ."""
         (expected,) = _CHECK.unpack_from(self._view, _HEADER.size)
-        if _checksum([self._view[: _HEADER.size], self._view[_BODY:]]) != expected:
+        if _checksum([self._view[: _HEADER.size], self._view[HEADER_SIZE:]]) != expected:
             raise Corrupt(f"{self.file} is damaged: its checksum differs. Build the keys again with build_keys_index.", file=self.file)
 
     def find(self, key: Key) -> int | None:
@@ -410,7 +449,16 @@ class KeyTable:
         return bytes(self._heap[self._keys[row] : self._keys[row + 1]])
 
 
-def _directory(part: memoryview, file: str) -> list[Any]:
+def refuse_others(header: _Bytes, file: str) -> None:
+    """Raise ``Corrupt`` when a file does not start like a key table, ``UnsupportedFormat`` when it is one of a newer format."""
+    start = bytes(memoryview(header)[:8])
+    if start[:6] == MAGIC[:6] and (number := start[6:]).isdigit() and number > MAGIC_REMOVED[6:]:
+        raise UnsupportedFormat(f"{file} was written by a newer liveset. Update liveset.", file=file)
+    if memoryview(header).nbytes < HEADER_SIZE or start not in (MAGIC, MAGIC_REMOVED):
+        raise Corrupt(f"{file} is not a key table.", file=file)
+
+
+def _directory(part: _Bytes, file: str) -> list[Any]:
     for kind in (list[tuple[str, int]], list[tuple[str, int, int]]):
         try:
             return list(msgspec.json.decode(part, type=kind))

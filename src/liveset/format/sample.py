@@ -17,6 +17,7 @@ from liveset.format.tree import MAPPING_KINDS, Branch, Leaf, Node, leaves
 
 Encode: TypeAlias = Callable[[Any], bytes]
 Decode: TypeAlias = Callable[[Any, int, int], Any]
+DecodeLeaves: TypeAlias = Callable[[Any, Sequence[int], Sequence[int]], list[Any]]
 Iterate: TypeAlias = Callable[[Any, Sequence[int], Callable[[int, Exception], None]], Iterator[Any]]
 
 
@@ -229,3 +230,11 @@ def compile_decoder(
         "    o = end",
     ]
     return _compile("decode", decode_lines, single.names), _compile("iterate", iterate_lines, stream.names)
+
+
+def compile_leaf_decoder(code: LeafCode) -> DecodeLeaves:
+    """Return ``decode(buffer, starts, ends)``, which lists the values of one leaf of many samples (nothing for a ``pack``)."""
+    value = (code.stream or code.decode or "None").format(b="b", m="m", p="p", e="e")
+    lines = ["def decode(b, starts, ends):", "  m = memoryview(b)", f"  return [{value} for p, e in zip(starts, ends)]"]
+    decode: DecodeLeaves = _compile("decode", lines, dict(code.names))
+    return decode

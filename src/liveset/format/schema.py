@@ -241,12 +241,12 @@ class Decoder:
         self.schema = schema
         self.fields = None if fields is None else tuple(fields)
         wanted = schema.select(self.fields) if self.fields is not None else None
-        self._codes = [
+        self.codes = [
             leaf_code(fmt, allow_pickle=allow_pickle, serializers=serializers) if wanted is None or i in wanted else _skipped(fmt)
             for i, fmt in enumerate(schema.formats)
         ]
-        self._wanted = wanted
-        decode, iterate = compile_decoder(schema.root, self._codes, wanted, strict=strict)
+        self.wanted = wanted
+        decode, iterate = compile_decoder(schema.root, self.codes, wanted, strict=strict)
         self.decode: Decode = decode
         self.iterate: Iterate = iterate
 
@@ -275,9 +275,9 @@ class Decoder:
     def _failing_field(self, item: bytes) -> str:
         names = list(self.schema.fields)
         for number, name in enumerate(names):
-            if self._wanted is not None and number not in self._wanted:
+            if self.wanted is not None and number not in self.wanted:
                 continue
-            decode, _ = compile_decoder(self.schema.root, self._codes, frozenset([number]), strict=False)
+            decode, _ = compile_decoder(self.schema.root, self.codes, frozenset([number]), strict=False)
             try:
                 decode(item, 0, len(item))
             except Damaged:

@@ -34,6 +34,7 @@ _KNOWN = frozenset(
 )
 _INFLATED = re.compile(r"\.[^./]+(?=\.bin$)")
 _TOKEN = re.compile(r"(?<=-)[0-9a-f]{16}(?=[-.])")
+_KEY_FILES_KNOWN = frozenset(("kind", "count", "base", "deltas", "sizes"))
 _FENCE_KNOWN = frozenset(("version", "expired_before", "kept", "cutoff", "spared"))
 
 
@@ -47,6 +48,10 @@ class KeyFiles:
     """Number of keys, which is the number of samples."""
     base: tuple[str, ...]
     deltas: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Bytes of tables by their names, which need no request to be known then; heads of earlier versions of liveset have none."""
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Members that we do not know; they survive as long as the tables stay."""
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -55,7 +60,15 @@ class KeyFiles:
 
     def to_json(self) -> dict[str, Any]:
         """The member ``key_files`` of a stamp."""
-        return {"kind": self.kind, "count": self.count, "base": list(self.base), "deltas": list(self.deltas)}
+        sizes = {name: self.sizes[name] for name in self.tables if name in self.sizes}
+        return {
+            **self.extra,
+            "kind": self.kind,
+            "count": self.count,
+            "base": list(self.base),
+            "deltas": list(self.deltas),
+            **({"sizes": sizes} if sizes else {}),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +127,8 @@ class Redirects:
     """By name of the chunk file."""
     tables: Mapping[str, str] = field(default_factory=dict)
     """Key tables by the name of the one before."""
+    sizes: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Bytes of the new key tables by their names, as in ``KeyFiles``."""
 
     def __bool__(self) -> bool:
         return bool(self.chunks or self.tables)
@@ -126,18 +141,24 @@ class Redirects:
     def key_files(self, files: KeyFiles) -> KeyFiles:
         """The key tables of a version with those that replaced them."""
         base, deltas = (tuple([self.tables.get(name, name) for name in names]) for names in (files.base, files.deltas))
-        return KeyFiles(files.kind, files.count, base, deltas)
+        return replace(files, base=base, deltas=deltas, sizes={**files.sizes, **self.sizes})
 
     def only(self, names: Collection[str]) -> Redirects:
         """What is said of some of the files."""
         return Redirects(
             {name: new for name, new in self.chunks.items() if name in names},
             {name: new for name, new in self.tables.items() if name in names},
+            self.sizes,
         )
 
     def to_json(self) -> dict[str, Any]:
         """The member ``redirects`` of a stamp."""
-        return {"chunks": {name: new._asdict() for name, new in self.chunks.items()}, "tables": dict(self.tables)}
+        sizes = {name: self.sizes[name] for name in dict.fromkeys(self.tables.values()) if name in self.sizes}
+        return {
+            "chunks": {name: new._asdict() for name, new in self.chunks.items()},
+            "tables": dict(self.tables),
+            **({"sizes": sizes} if sizes else {}),
+        }
 
 
 class HistoryEntry(NamedTuple):
@@ -307,7 +328,15 @@ def _key_files(item: Any, file: str) -> KeyFiles | None:
         raise _bad(file, "key_files", "an object with kind, count, base and deltas")
     if not _plain_names((*base, *deltas)):
         raise _bad(file, "key_files", "a list of plain relative paths")
-    return KeyFiles(item["kind"], item["count"], tuple(base), tuple(deltas))
+    extra = {name: value for name, value in item.items() if name not in _KEY_FILES_KNOWN}
+    return KeyFiles(item["kind"], item["count"], tuple(base), tuple(deltas), _sizes(item, "key_files", file), extra)
+
+
+def _sizes(item: Mapping[str, Any], member: str, file: str) -> Mapping[str, int]:
+    sizes = item.get("sizes", {})
+    if not isinstance(sizes, dict) or not all(type(size) is int and size >= 0 for size in sizes.values()):
+        raise _bad(file, f"{member}.sizes", "an object with numbers of bytes")
+    return sizes
 
 
 def _tags(item: Any, file: str) -> Mapping[str, int]:
@@ -339,7 +368,7 @@ def _redirects(item: Any, file: str) -> Redirects:
     found = {name: _redirect(new, file) for name, new in chunks.items()}
     if not _plain_names((*found, *(new.file for new in found.values()), *tables, *tables.values())):
         raise _bad(file, "redirects", "made of plain relative paths")
-    return Redirects(found, tables)
+    return Redirects(found, tables, _sizes(item, "redirects", file))
 
 
 def _redirect(item: Any, file: str) -> Redirect:

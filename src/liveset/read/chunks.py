@@ -4,46 +4,76 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from liveset.errors import Corrupt, Erased, StorageError
 from liveset.format import codec
-from liveset.format.chunk import Buffer, Chunk, open_chunk
+from liveset.format.chunk import Buffer, Chunk, ItemRanges, open_chunk, open_ranges, ranged_head
 from liveset.format.index import ChunkRecord
 from liveset.format.schema import Decoder
 from liveset.lease import Lease
+from liveset.read.fetch import Job, run_all, submit
 from liveset.snapshot import Snapshot
+from liveset.storage import cache_limit
 
 # A map costs a file descriptor and no memory of its own; an inflated file costs its size.
 MAX_OPEN = 128
 MAX_HELD = 256_000_000
+# A request costs about as much as fetching this many bytes; a chunk is fetched whole when its parts have cost as much.
+REQUEST = 1_000_000
+# Bytes that are fetched ahead of an iteration, at most.
+AHEAD = 256_000_000
 
 
 class OpenChunks:
     """Opens the chunks of a snapshot on demand and keeps the latest ones; safe to use from several threads.
+
+    Of a chunk that lies on a remote store and is not in the cache, single samples are fetched by themselves (``chunks[number]``); who reads
+    on from there asks for the whole of it (``chunks.whole(number)``).
 
     Args:
         snapshot: the version to read.
         decoder: what turns items into samples.
         verify: check the checksum of each file when it is opened, and read it from a private copy afterwards.
         lease: what holds the version; it is kept as long as anything reads from here.
+        ahead: how many chunks of a remote store are fetched before they are needed.
     """
 
-    def __init__(self, snapshot: Snapshot, decoder: Decoder, *, verify: bool = False, lease: Lease | None = None) -> None:
+    def __init__(self, snapshot: Snapshot, decoder: Decoder, *, verify: bool = False, lease: Lease | None = None, ahead: int = 4) -> None:
         self._lease, self._closed = lease, False
         self._snapshot, self._decoder, self._verify = snapshot, decoder, verify
         config = snapshot.index.config
         self._compression = codec.Compression.from_config(config) if config is not None else None
         self._open: dict[int, Chunk] = {}
         self._held: dict[int, int] = {}
+        self._coming: dict[int, Job[tuple[ChunkRecord, Buffer]]] = {}
+        self._next: dict[int, int] = {}
+        self._ahead, self._room = ahead, AHEAD
+        if (limit := cache_limit(snapshot.store)) is not None:  # the chunk that is read and the one before must stay, too
+            self._room = min(AHEAD, limit - 2 * max((record.size for record in snapshot.index.chunks), default=0))
         self._lock = threading.Lock()
         # The lookup of a chunk that is open: a plain dict read, which needs no lock.
         self.get = self._open.get
 
     def __getitem__(self, number: int) -> Chunk:
-        return self._open.get(number) or self._load(number)
+        return self._open.get(number) or self._load(number, whole=False)
+
+    def whole(self, number: int) -> Chunk:
+        """Return a chunk of which much is going to be read."""
+        found = self._open.get(number)
+        if found is None or isinstance(found, _Ranged):
+            found = self._load(number, whole=True)
+        if self._next:
+            self._fetch_ahead(number)
+        return found
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Tell in which order chunks will be read whole, so that the next ones are fetched ahead."""
+        if self._snapshot.store.remote and self._ahead:
+            self._next.update(pairwise(numbers))
 
     def close(self) -> None:
         """Let go of all files; what is read already stays good."""
@@ -51,10 +81,29 @@ class OpenChunks:
             self._closed = True
             self._open.clear()
             self._held.clear()
+            self._coming.clear()
 
-    def _load(self, number: int) -> Chunk:
+    def read_many(self, places: Sequence[tuple[int, int]]) -> list[Any]:
+        """Return the samples at these places (chunk, slot), in their order; those of one chunk are fetched together."""
+        slots: dict[int, list[int]] = {}
+        for number, slot in places:
+            slots.setdefault(number, []).append(slot)
+        if not self._snapshot.store.remote or len(slots) == 1:
+            found = [self._read_slots(number, wanted) for number, wanted in slots.items()]
+        else:
+            found = run_all([partial(self._read_slots, number, wanted) for number, wanted in slots.items()])
+        of_chunk = {number: iter(samples) for number, samples in zip(slots, found, strict=True)}
+        return [next(of_chunk[number]) for number, _ in places]
+
+    def _read_slots(self, number: int, slots: Sequence[int]) -> list[Any]:
+        chunk = self[number]
+        return chunk.read_many(slots) if isinstance(chunk, _Ranged) else [chunk.read(slot) for slot in slots]
+
+    def _load(self, number: int, *, whole: bool) -> Chunk:
         if self._closed:
             raise ValueError(f"the dataset object for {self._snapshot.store.url} is closed.")
+        if not whole and self._snapshot.store.remote and (ranged := self._ranged(number)) is not None:
+            return self._keep(number, ranged, 0)
         try:
             record, buffer = self._file(number)
         except StorageError as error:
@@ -68,26 +117,93 @@ class OpenChunks:
         chunk = open_chunk(buffer, record, self._decoder, self._compression)
         if record.erased:
             chunk = _Purged(chunk, frozenset(record.erased), partial(self._snapshot.erased, number))
-        held = record.size if self._verify or (self._compression is not None and self._compression.level == "chunk") else 0
+        # What was fetched counts too: it is in memory, or cannot leave the cache as long as it is open.
+        inflated = self._verify or (self._compression is not None and self._compression.level == "chunk")
+        return self._keep(number, chunk, record.size if inflated or self._snapshot.store.remote else 0)
+
+    def _keep(self, number: int, chunk: Chunk, held: int) -> Chunk:
         with self._lock:
+            self._open.pop(number, None)
             self._open[number] = chunk
             self._held[number] = held
             while len(self._open) > MAX_OPEN or (len(self._open) > 1 and sum(self._held.values()) > MAX_HELD):
                 oldest = next(iter(self._open))
-                if oldest == number:  # it was opened twice at once and stands first
-                    self._open[number] = self._open.pop(number)
-                    continue
                 del self._open[oldest], self._held[oldest]
         return chunk
 
     def _file(self, number: int) -> tuple[ChunkRecord, Buffer]:
-        record, _, buffer = self._snapshot.chunk(number)
+        job = self._coming.pop(number, None)
+        record, buffer = job.result() if job is not None else self._fetch(number)
         if not self._verify:
             return record, buffer
         data = bytes(buffer[:])
         if record.check and codec.checksum(data) != record.check:
             raise Corrupt(f"{record.filename} is damaged: its checksum differs from the index.", file=record.filename)
         return record, data
+
+    def _fetch(self, number: int) -> tuple[ChunkRecord, Buffer]:
+        record, _, buffer = self._snapshot.chunk(number)
+        return record, buffer
+
+    def _fetch_ahead(self, number: int) -> None:
+        records, room = self._snapshot.index.chunks, self._room
+        for _ in range(self._ahead):
+            following = self._next.get(number)
+            if following is None or (room := room - records[following].size) < 0:
+                return
+            number = following
+            with self._lock:
+                if number in self._coming or ((found := self._open.get(number)) is not None and not isinstance(found, _Ranged)):
+                    continue
+                self._coming[number] = submit(partial(self._fetch, number))
+                while len(self._coming) > 2 * self._ahead:  # of iterations that were left
+                    del self._coming[next(iter(self._coming))]
+
+    def _ranged(self, number: int) -> Chunk | None:
+        """Return a chunk of which single items are fetched; None where the whole file is here, or is the only way."""
+        record, store = self._snapshot.index.chunks[number], self._snapshot.store
+        job = self._coming.get(number)
+        if job is not None or self._verify or record.erased or self._snapshot.index.compressed_files:
+            return None
+        if store.cached(record.filename, record.size, self._snapshot.content(record)) is not None:
+            return None
+        if record.size <= 2 * REQUEST or (size := ranged_head(record)) > record.size // 2:
+            return None
+        try:
+            # Only other programs hide Arrow rows in a chunk; the end tells.
+            tail = 8 if self._snapshot.index.has_foreign_chunks else 0
+            head, end = store.read_ranges(record.filename, [(0, size), (record.size - tail, tail)])
+        except FileNotFoundError:
+            return None  # a purge may have replaced it: who maps it looks
+        items = open_ranges(head, end, record, self._decoder, self._compression)
+        return _Ranged(self, number, record, items) if items is not None else None
+
+    def fetch_items(self, record: ChunkRecord, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """Return parts of a chunk file."""
+        return self._snapshot.store.read_ranges(record.filename, ranges)
+
+
+class _Ranged:
+    """A chunk on a remote store, of which samples are fetched one by one until fetching all of it is cheaper."""
+
+    def __init__(self, chunks: OpenChunks, number: int, record: ChunkRecord, items: ItemRanges) -> None:
+        self._chunks, self._number, self._record, self._items = chunks, number, record, items
+        self._cost = 0
+
+    def read(self, slot: int) -> Any:
+        return self.read_many([slot])[0]
+
+    def read_many(self, slots: Sequence[int]) -> list[Any]:
+        ranges = [self._items.range(slot) for slot in slots]
+        self._cost += REQUEST + sum(length for _, length in ranges)
+        if self._cost > self._record.size:
+            chunk = self._chunks.whole(self._number)
+            return [chunk.read(slot) for slot in slots]
+        items = self._chunks.fetch_items(self._record, ranges)
+        return [self._items.decode(item, slot) for item, slot in zip(items, slots, strict=True)]
+
+    def iterate(self, start: int, stop: int) -> Iterator[Any]:
+        return self._chunks.whole(self._number).iterate(start, stop)
 
 
 class _Purged:

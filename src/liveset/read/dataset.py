@@ -7,38 +7,42 @@ import operator
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import accumulate, chain, repeat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, SupportsIndex, overload
 
 from liveset.errors import KeyNotFound, PositionOutOfRange
 from liveset.format.fields import check_names
 from liveset.format.index import Index
 from liveset.keystore import open_keys
-from liveset.read.chunks import OpenChunks
-from liveset.read.grid import detect_grid
+from liveset.read.grid import find_ranks
 from liveset.read.keys import KeyView
-from liveset.read.opened import Opened, Settings, open_input
+from liveset.read.opened import Settings, open_input
 from liveset.read.options import check_dataset_options, resolve_window
-from liveset.read.plan import Grid, Region, Share, positions, rank_length, region_order, shares, subsample_regions
+from liveset.read.plan import Region, subsample_regions
+from liveset.read.training import Training
 from liveset.read.view import MapView
 from liveset.snapshot import Snapshot, Version
-from liveset.storage import open_store
+from liveset.storage import Place
 
 
-class StreamingDataset(Opened):
+class StreamingDataset(Training):
     """A dataset written by ``optimize``, read by position, by slice and by iteration.
 
     The version is resolved once, when the object is made: later commits do not change what it reads. Where torch is installed it is a
     ``torch.utils.data.IterableDataset``. Reads are safe from several threads, and iterators are independent of each other.
 
     Args:
-        input_dir: path of the dataset.
+        input_dir: path of the dataset, or the URL of an object store; see ``Place``.
+        cache_dir: where files of a remote dataset are kept; by default the folder of the user. False keeps none.
         shuffle: iterate in a new random order each epoch, a pure function of ``seed`` and epoch.
         drop_last: give each rank the same number of samples; by default only with several ranks.
         seed: of the shuffle.
         serializers: readers for leaf types by name: objects with ``deserialize(bytes)``.
+        max_cache_size: how much may be kept there: bytes, text such as "10GB", or a part of the disk such as 0.5.
+        storage_options: how to reach an object store: names of boto3's client or of obstore; see ``Place``.
+        session_options: the same for boto3's session.
+        max_pre_download: chunks of a remote dataset that are fetched ahead.
         subsample: part of the dataset to read: 0.1 is a tenth, 2.0 is everything twice.
         index_path: an index file (or its folder) to use instead of the dataset's own.
         transform: a callable, or a list of them, applied to each sample in turn.
@@ -50,9 +54,8 @@ class StreamingDataset(Opened):
         verify_reads: check the checksum of every chunk before its samples are used.
         allow_pickle: let samples create objects of any type. Only for datasets whose origin you trust.
 
-    The other arguments of the old tool's signature are accepted where they only tune (``cache_dir``, ``max_cache_size``,
-    ``max_pre_download``, ``batch_decode``, ``num_canonical_nodes``, ``window_direct_io``, ``force_override_state_dict``) and refused where
-    they would change results.
+    The other arguments of the old tool's signature are accepted where they only tune (``batch_decode``, ``num_canonical_nodes``,
+    ``window_direct_io``, ``force_override_state_dict``) and refused where they would change results.
 
     Raises:
         DatasetNotFound: there is no dataset (also a ``FileNotFoundError`` and a ``ValueError``).
@@ -70,7 +73,7 @@ class StreamingDataset(Opened):
     def __init__(
         self,
         input_dir: str | os.PathLike[str],
-        cache_dir: str | None = None,
+        cache_dir: str | os.PathLike[str] | bool | None = None,
         item_loader: Any = None,
         shuffle: bool = False,
         drop_last: bool | None = None,
@@ -103,8 +106,6 @@ class StreamingDataset(Opened):
             later={
                 "item_loader": item_loader,
                 "encryption": encryption,
-                "storage_options": storage_options,
-                "session_options": session_options,
             },
         )
         self._window = resolve_window(item_shuffle_window)
@@ -113,10 +114,18 @@ class StreamingDataset(Opened):
         self._settings = Settings(None if fields is None else check_names("fields", fields), allow_pickle, serializers, verify_reads, pin)
         # None in a dataset that cannot move to another version.
         self._subsampled: tuple[float, bool, int] | None = (subsample, shuffle, seed)
-        self._open(*open_input(input_dir, index_path, version, held=pin))
+        place = Place.of(
+            input_dir,
+            storage_options=storage_options,
+            session_options=session_options,
+            cache_dir=cache_dir,
+            max_cache_size=max_cache_size,
+        )
+        self._open(*open_input(place, index_path, version, held=pin))
         self._arrange_all()
         if index_path is not None:
             self._subsampled = None
+        self._stays, self._forced = version is not None or index_path is not None, force_override_state_dict
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
@@ -125,9 +134,12 @@ class StreamingDataset(Opened):
             raise ValueError("a subset, or a dataset opened with index_path=, stays at its version: refresh the dataset it was taken from.")
 
     def _arrange_all(self) -> None:
+        self._arrange(self._choose(self._snapshot))
+
+    def _choose(self, snapshot: Snapshot) -> list[Region]:
         factor, shuffle, seed = self._subsampled or (1.0, False, 0)
-        regions = [Region(number, 0, record.samples) for number, record in enumerate(self._snapshot.index.chunks)]
-        self._arrange(subsample_regions(regions, factor, shuffle=shuffle, seed=seed))
+        regions = [Region(number, 0, record.samples) for number, record in enumerate(snapshot.index.chunks)]
+        return subsample_regions(regions, factor, shuffle=shuffle, seed=seed)
 
     def _arrange(self, regions: list[Region]) -> None:
         self._regions = regions
@@ -135,6 +147,7 @@ class StreamingDataset(Opened):
         self._starts = list(accumulate(self._sizes, initial=0))
         self._length = self._starts[-1]
         self._keys: KeyView | None = None
+        self._identity = None
 
     def __copy__(self) -> StreamingDataset:
         """Share the open chunks instead of opening the dataset again."""
@@ -143,15 +156,15 @@ class StreamingDataset(Opened):
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        state = self.__dict__.copy() | {"_ranks": find_ranks()}
         del state["_chunks"], state["_lease"], state["_schema"], state["_starts"], state["_sizes"], state["_keys"]
-        state["_snapshot"] = (self._snapshot.store.url, self._snapshot.index.source, self._snapshot.index.file, self._snapshot.redirects)
+        state["_snapshot"] = (self._snapshot.store, self._snapshot.index.source, self._snapshot.index.file, self._snapshot.redirects)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        url, source, file, redirects = state["_snapshot"]
-        self._open(Snapshot(open_store(url), Index.parse(source, file), redirects))
+        store, source, file, redirects = state["_snapshot"]
+        self._open(Snapshot(store, Index.parse(source, file), redirects))
         self._arrange(self._regions)
 
     @property  # type: ignore[misc]
@@ -182,10 +195,13 @@ class StreamingDataset(Opened):
         """Return the sample at a position (negative ones count from the end), or the list of samples of a slice."""
         if type(index) is not int:
             if isinstance(index, slice):
-                return list(map(self.__getitem__, range(*index.indices(self._length))))
+                return self.read_many(range(*index.indices(self._length)))
             if isinstance(index, str | bytes):
                 return self.get_by_key(index)
             index = operator.index(index)
+        return self._read_place(self._place(index))
+
+    def _place(self, index: int) -> tuple[int, int]:
         if not 0 <= index < self._length:
             if -self._length <= index < 0:
                 index += self._length
@@ -196,11 +212,11 @@ class StreamingDataset(Opened):
                 )
         number = bisect_right(self._starts, index) - 1
         chunk, start, _ = self._regions[number]
-        chunks = self._chunks
-        sample = (chunks.get(chunk) or chunks[chunk]).read(index - self._starts[number] + start)  # type: ignore[union-attr, index]
-        for transform in self._transforms:
-            sample = transform(sample)
-        return sample
+        return chunk, index - self._starts[number] + start
+
+    def read_many(self, positions: Sequence[int]) -> list[Any]:
+        """Return the samples at these positions, in their order; from a remote store they are fetched together."""
+        return self._read_places([self._place(operator.index(position)) for position in positions])
 
     # --- by key ------------------------------------------------------------------------------------------------------
 
@@ -237,11 +253,12 @@ class StreamingDataset(Opened):
 
     def get_by_keys(self, keys: Sequence[Any]) -> list[Any]:
         """Return the samples with these keys, in their order; ``KeyNotFound`` names all that are missing."""
-        places = self.keys.places(keys)
-        samples: list[Any] = [None] * len(places)
-        # Chunk by chunk, so that a chunk is opened once however the keys are mixed.
-        for number in sorted(range(len(places)), key=places.__getitem__):
-            samples[number] = self._read_place(places[number])
+        return self._read_places(self.keys.places(keys))
+
+    def _read_places(self, places: Sequence[tuple[int, int]]) -> list[Any]:
+        samples = self._chunks.read_many(places) if self._chunks is not None else []
+        for transform in self._transforms:
+            samples = list(map(transform, samples))
         return samples
 
     def _read_place(self, place: tuple[int, int]) -> Any:
@@ -273,68 +290,9 @@ class StreamingDataset(Opened):
             else:
                 regions.append(Region(self._regions[number].chunk, slot, slot + 1))
         other = copy.copy(self)
-        other._subsampled = None  # noqa: SLF001 - another object of this class
+        other._subsampled, other._stays, other._resumed = None, True, None  # noqa: SLF001 - another object of this class
         other._arrange(regions)  # noqa: SLF001 - same
         return other
-
-    # --- in training order -------------------------------------------------------------------------------------------
-
-    def __len__(self) -> int:
-        """Number of samples that the workers of this rank read in an epoch."""
-        return self.get_len(self.num_workers, self.batch_size)
-
-    def get_len(self, num_workers: int, batch_size: int) -> int:
-        """Return the length for another number of workers and another batch size."""
-        grid = detect_grid(workers=num_workers, batch=batch_size)
-        return rank_length(self._length, Grid(grid.world, grid.rank, max(num_workers, 1), 0, batch_size), self._drops_last(grid))
-
-    def __iter__(self) -> Iterator[Any]:
-        """Start a new pass over the samples of this rank and worker; ``current_epoch`` grows when it is exhausted."""
-        grid = detect_grid(workers=1, batch=self.batch_size)
-        order = region_order(len(self._regions), shuffle=self.shuffle, seed=self.seed, epoch=self.current_epoch)
-        mine = shares(self._sizes, order, grid, self._drops_last(grid))
-        read = partial(self._read_share, self._chunks, self._regions)  # those of now, whatever is opened before the pass ends
-        samples: Iterator[Any] = chain.from_iterable(chain(map(read, mine, repeat(self.current_epoch)), self._end_of_epoch()))
-        for transform in self._transforms:
-            samples = map(transform, samples)
-        return samples
-
-    def _read_share(self, chunks: OpenChunks | None, regions: Sequence[Region], share: Share, epoch: int) -> Iterator[Any]:
-        assert chunks is not None
-        number, first, _ = regions[share.region]
-        chunk = chunks[number]
-        if not self.shuffle:
-            return chunk.iterate(first + share.start, first + share.stop)
-        order = positions(share, len(regions), seed=self.seed, epoch=epoch, window=self._window)
-        return map(chunk.read, [first + position for position in order] if first else order)
-
-    def _end_of_epoch(self) -> Iterator[tuple[()]]:
-        """Yield no sample, when all have been read."""
-        self.current_epoch += 1
-        yield ()
-
-    def _drops_last(self, grid: Grid) -> bool:
-        return grid.world > 1 if self.drop_last is None else self.drop_last
-
-    def set_epoch(self, current_epoch: int) -> None:
-        """Choose the epoch (from 1) of the next pass."""
-        self.current_epoch = current_epoch
-
-    def set_shuffle(self, shuffle: bool) -> None:
-        """Turn shuffling on or off for the next pass."""
-        self.shuffle = shuffle
-
-    def set_drop_last(self, drop_last: bool) -> None:
-        """Choose whether all ranks get the same number of samples."""
-        self.drop_last = drop_last
-
-    def set_batch_size(self, batch_size: int) -> None:
-        """Set the batch size that the split over workers is made for."""
-        self.batch_size = batch_size
-
-    def set_num_workers(self, num_workers: int) -> None:
-        """Set the number of loader workers that the length is told for."""
-        self.num_workers = max(num_workers, 1)
 
 
 def _register_with_torch() -> None:

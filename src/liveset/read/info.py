@@ -8,7 +8,7 @@ from typing import Any
 
 from liveset.format.schema import Schema
 from liveset.snapshot import Snapshot
-from liveset.storage import VERSIONS
+from liveset.storage import VERSIONS, has_listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class DatasetInfo:
     Attributes:
         path: where it is.
         version: its number; 0 when another program wrote it.
-        versions: numbers of the versions that the dataset still knows, oldest first.
+        versions: numbers of the versions that the dataset still knows, oldest first; on a web server, which lists none, that one alone.
         samples: how many samples it has.
         chunks: how many chunk files it has.
         size: bytes of the chunk files, before compression of whole files.
@@ -42,6 +42,8 @@ class DatasetInfo:
 
 def kept_versions(snapshot: Snapshot) -> tuple[int, ...]:
     """Return the numbers of the versions whose heads are still there, up to the one of the snapshot."""
+    if not has_listing(snapshot.store):
+        return (snapshot.version,)
     archived = (entry.name.removeprefix(VERSIONS).removesuffix(".json") for entry in snapshot.store.list(VERSIONS))
     return tuple(sorted({*(int(name) for name in archived if name.isdecimal()), snapshot.version}))
 

@@ -147,13 +147,18 @@ class KeyView:
     def places(self, keys: Sequence[Any]) -> list[tuple[int, int]]:
         """Return the places of many keys; ``KeyNotFound`` names all that are missing."""
         plain = [normalize_key(key) for key in keys]
-        found = self._store.locate_many(plain)
-        missing = [key for key, place in zip(plain, found, strict=True) if place is None or not (self._whole or self._holds(*place))]
+        found = self.find_many(plain)
+        missing = [key for key, place in zip(plain, found, strict=True) if place is None]
         if missing:
             if type(missing[0]) is not self.kind:
                 raise missing_key(self._store, missing[0], self._path)
             raise KeyNotFound(f"{name_some(missing)} nowhere in {self._path}.", keys=tuple(missing))
         return [place for place in found if place is not None]
+
+    def find_many(self, keys: Sequence[Key]) -> list[tuple[int, int] | None]:
+        """Return chunk number and slot of normalized keys, None for each that no sample here has."""
+        found = self._store.locate_many(keys)
+        return found if self._whole else [place if place is not None and self._holds(*place) else None for place in found]
 
     @lazy
     def _starts(self) -> list[int]:

@@ -17,7 +17,7 @@ from liveset.lease import Lease, pin
 from liveset.read.chunks import OpenChunks
 from liveset.read.info import DatasetInfo, describe
 from liveset.snapshot import Snapshot, Version, open_snapshot
-from liveset.storage import Store, open_store
+from liveset.storage import Store, check_room, open_store
 
 # How often the newest version is looked up again when a vacuum has been quicker.
 ATTEMPTS = 20
@@ -147,7 +147,9 @@ def open_input(
     """Open what the arguments of a dataset name."""
     store = open_store(input_dir)
     if index_path is None:
-        return open_version(store, version, held=held)
+        snapshot, lease = open_version(store, version, held=held)
+        check_room(store, max((record.size for record in snapshot.index.chunks), default=0))
+        return snapshot, lease
     if version is not None or held:
         raise ValueError("index_path= and version= both choose what is read, and pin= holds a version: give one of them.")
     file = Path(index_path)

@@ -6,13 +6,16 @@ samples in one chunk; a dataset without subsampling has one region per chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 DEFAULT_WINDOW = 256
+
+Offsets: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+"""Numbers of samples."""
 
 
 class Region(NamedTuple):
@@ -73,21 +76,31 @@ def shares(sizes: Sequence[int], order: Sequence[int], grid: Grid, drop_last: bo
     """
     counts = budgets(sum(sizes), grid, drop_last)
     mine = grid.rank * grid.workers + grid.worker
-    begin, end = sum(counts[:mine]), sum(counts[: mine + 1])
-    found = []
-    at = 0
-    for region in order:
-        size = sizes[region]
-        start, stop = max(begin - at, 0), min(end - at, size)
-        if start < stop:
-            found.append(Share(region, start, stop))
-        at += size
-        if at >= end:
-            break
-    return found
+    begin = sum(counts[:mine])
+    return list(Walk(sizes, order).cut(begin, begin + counts[mine]))
 
 
-def positions(share: Share, regions: int, *, seed: int, epoch: int, window: int) -> list[int]:
+class Walk:
+    """The samples of all regions in the order in which they are dealt out."""
+
+    def __init__(self, sizes: Sequence[int], order: Sequence[int]) -> None:
+        self._order = order
+        self._sizes = np.asarray(sizes, np.int64)[np.asarray(order, np.int64)]
+        self._ends = np.cumsum(self._sizes)
+
+    def cut(self, begin: int, end: int) -> Iterator[Share]:
+        """Yield the parts of regions that make up samples ``begin`` to ``end - 1`` of the walk."""
+        for place in range(int(np.searchsorted(self._ends, begin, "right")), len(self._order)):
+            size, last = int(self._sizes[place]), int(self._ends[place])
+            first = last - size
+            if first >= end:
+                break
+            start, stop = max(begin - first, 0), min(end - first, size)
+            if start < stop:
+                yield Share(self._order[place], start, stop)
+
+
+def positions(share: Share, regions: int, *, seed: int, epoch: int, window: int) -> Offsets:
     """Return the shuffled order of a share: numbers counted from the region's first sample.
 
     Args:
@@ -99,18 +112,18 @@ def positions(share: Share, regions: int, *, seed: int, epoch: int, window: int)
     """
     plain = np.arange(share.start, share.stop)
     if len(plain) < 2:
-        return list(range(share.start, share.stop))
+        return plain
     random = np.random.RandomState([seed, regions, epoch, share.region])
     if window <= 1:
-        return list(random.permutation(plain).tolist())
+        return random.permutation(plain)
     blocks = [plain[at : at + window] for at in range(0, len(plain), window)]
     for block in blocks:
         random.shuffle(block)
     if len(blocks) == 1:
-        return list(blocks[0].tolist())
+        return blocks[0]
     places = list(range(len(blocks)))
     random.shuffle(places)
-    return list(np.concatenate([blocks[place] for place in places]).tolist())
+    return np.concatenate([blocks[place] for place in places])
 
 
 def subsample_regions(regions: Sequence[Region], fraction: float, *, shuffle: bool, seed: int) -> list[Region]:

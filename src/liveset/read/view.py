@@ -15,6 +15,9 @@ class Positions(Protocol):
 
     def __getitem__(self, index: int, /) -> Any: ...
 
+    def read_many(self, positions: Sequence[int]) -> list[Any]:
+        """Return the samples at these positions."""
+
 
 class MapView:
     """The samples of a dataset as a map-style dataset, for samplers and plain data loaders.
@@ -35,4 +38,4 @@ class MapView:
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several samples; torch's loader asks for a batch this way."""
-        return [self._dataset[index] for index in indices]
+        return self._dataset.read_many(indices)

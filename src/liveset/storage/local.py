@@ -13,15 +13,16 @@ import time
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
+from typing import Any
 
 import xxhash
 
 from liveset.errors import Corrupt, DatasetError, DatasetNotFound, ForeignEdit, NotFound, StorageError, UnsafeStore
 from liveset.storage.files import Files
 from liveset.storage.lock import locked
-from liveset.storage.store import HEAD, PRIVATE, VERSIONS, Buffer, Entry, Head, Swap, Tag, as_buffers, check_name
+from liveset.storage.store import HEAD, PRIVATE, VERSIONS, Buffer, Entry, Head, Sink, Swap, Tag, as_buffers, check_name
 
-__all__ = ["LocalStore"]
+__all__ = ["LocalSource", "LocalStore"]
 
 _LOCK = PRIVATE + "lock"
 _BATCH = 1024  # buffers in one writev; POSIX lets a system refuse more
@@ -45,8 +46,19 @@ class LocalStore:
         """The directory."""
         return self._root
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._root,)
+
+    @property
+    def remote(self) -> bool:
+        """False: a file is mapped where it lies."""
+        return False
+
     def __repr__(self) -> str:
         return f"LocalStore({self._root!r})"
+
+    def probe(self) -> None:
+        """Nothing to do: locks are tried with the first commit, and files are written without them."""
 
     def exists(self) -> bool:
         """Whether the directory is there; ``DatasetNotFound`` where a file is."""
@@ -85,7 +97,16 @@ class LocalStore:
             time.sleep(pause)
         raise AssertionError(path)  # the last round always leaves
 
-    def map(self, name: str, size: int) -> memoryview:
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """Parts of a file, each given by its start and length; ``Corrupt`` where the file ends earlier."""
+        view = self.map(name, max((start + length for start, length in ranges), default=0))
+        return [bytes(view[start : start + length]) for start, length in ranges]
+
+    def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
+        """The file, which is here."""
+        return self.map(name, size)
+
+    def map(self, name: str, size: int, content: str = "") -> memoryview:
         """Read-only view of a whole file; ``Corrupt`` when it is shorter than ``size`` bytes."""
         path = self._path(name)
         with _named(path, "map"):
@@ -352,6 +373,33 @@ class LocalStore:
         for name in os.listdir(folder):
             if _LEFTOVER.fullmatch(name):
                 self._discard(os.path.join(folder, name))
+
+
+class LocalSource(LocalStore):
+    """A folder of this machine as the source of a cache: what ``local:PATH`` names."""
+
+    @property
+    def url(self) -> str:
+        """The folder, so marked."""
+        return f"local:{self._root}"
+
+    @property
+    def remote(self) -> bool:
+        """True: files are copied before they are read, as from a network mount."""
+        return True
+
+    def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
+        """None: nothing is kept here."""
+        return None
+
+    def download(self, name: str, sink: Sink, size: int = 0) -> None:
+        """Hands out a whole file piece by piece."""
+        path = self._path(name)
+        at = 0
+        with _named(path, "read"), open(path, "rb") as source:
+            while part := source.read(1 << 20):
+                sink.write(part, at)
+                at += len(part)
 
 
 def _views(buffers: Sequence[Buffer]) -> list[memoryview]:

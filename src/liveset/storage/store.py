@@ -14,7 +14,21 @@ if TYPE_CHECKING:
 else:
     Buffer = bytes | bytearray | memoryview
 
-__all__ = ["HEAD", "PRIVATE", "VERSIONS", "Buffer", "Entry", "Head", "Store", "Swap", "Tag", "as_buffers", "check_name", "version_name"]
+__all__ = [
+    "HEAD",
+    "PRIVATE",
+    "VERSIONS",
+    "Buffer",
+    "Entry",
+    "Head",
+    "Sink",
+    "Store",
+    "Swap",
+    "Tag",
+    "as_buffers",
+    "check_name",
+    "version_name",
+]
 
 HEAD = "index.json"
 """The only file with a fixed name that anything depends on; published files, which are derived from it, are replaced too."""
@@ -71,6 +85,13 @@ class Entry:
     modified: datetime
 
 
+class Sink(Protocol):
+    """Where a download puts its bytes."""
+
+    def write(self, data: Buffer, offset: int) -> None:
+        """Puts bytes at a place of the file; from any thread, and in any order."""
+
+
 class Store(Protocol):
     """The place where one dataset lives.
 
@@ -81,6 +102,13 @@ class Store(Protocol):
     @property
     def url(self) -> str:
         """Where this is, for messages and for opening the same store in another process."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether a whole file costs a transfer, so that parts of it are worth asking for."""
+
+    def probe(self) -> None:
+        """Finds out before long work whether commits are possible here, as far as that can be told; ``UnsafeStore`` where they are not."""
 
     def exists(self) -> bool:
         """Whether the place itself is there (a directory; always true where there are none); ``DatasetNotFound`` where a file is."""
@@ -122,5 +150,14 @@ class Store(Protocol):
     def now(self) -> datetime:
         """The time on the clock that dates the files."""
 
-    def map(self, name: str, size: int) -> memoryview:
-        """Read-only view of a whole file; ``Corrupt`` when it is shorter than ``size`` bytes."""
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """Parts of a file, each given by its start and length, at once; ``Corrupt`` where the file ends earlier."""
+
+    def map(self, name: str, size: int, content: str = "") -> memoryview:
+        """Read-only view of a whole file; ``Corrupt`` when it is shorter than ``size`` bytes.
+
+        ``content`` tells files apart that had this name at different times: the checksum of the bytes where it is known.
+        """
+
+    def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
+        """The same if it costs no transfer; None otherwise."""

@@ -30,6 +30,13 @@ class WrappedStore:
     def url(self) -> str:
         return self.store.url
 
+    @property
+    def remote(self) -> bool:
+        return self.store.remote
+
+    def probe(self) -> None:
+        self.store.probe()
+
     def exists(self) -> bool:
         return self.store.exists()
 
@@ -76,8 +83,14 @@ class WrappedStore:
     def now(self) -> datetime:
         return self._call("now", self.store.now)
 
-    def map(self, name: str, size: int) -> memoryview:
-        return self._call("map", lambda: self.store.map(name, size))
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        return self._call("read_ranges", lambda: self.store.read_ranges(name, ranges))
+
+    def map(self, name: str, size: int, content: str = "") -> memoryview:
+        return self._call("map", lambda: self.store.map(name, size, content))
+
+    def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
+        return self.store.cached(name, size, content)
 
     def _call(self, name: str, whole: Callable[[], T], torn: Callable[[], object] | None = None) -> T:
         return whole()

@@ -24,6 +24,13 @@ class MemoryStore:
         self._time = datetime(2030, 1, 1, tzinfo=UTC)
         self._lock = threading.RLock()
 
+    @property
+    def remote(self) -> bool:
+        return False
+
+    def probe(self) -> None:
+        pass
+
     def exists(self) -> bool:
         return True
 
@@ -85,7 +92,14 @@ class MemoryStore:
             self._time += timedelta(seconds=1)
             return self._time
 
-    def map(self, name: str, size: int) -> memoryview:
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        view = self.map(name, max((start + length for start, length in ranges), default=0))
+        return [bytes(view[start : start + length]) for start, length in ranges]
+
+    def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
+        return self.map(name, size)
+
+    def map(self, name: str, size: int, content: str = "") -> memoryview:
         data = self._get(check_name(name))
         if len(data) < size:
             raise Corrupt(f"{self._path(name)} is truncated: it has {len(data)} of {size} bytes.", file=self._path(name))

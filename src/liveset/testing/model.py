@@ -259,8 +259,11 @@ class DatasetModel:
         changed = replace(head, op="append", samples=head.samples + tuple(samples), keys=(head.keys or ()) + tuple(keys))
         return self._add(changed if head.samples else replace(changed, key_field=key_field))
 
-    def edit(self, update: UpdateModel) -> ModelVersion | None:
-        """Commit a session. The first who commits a key wins; samples that go leave no gap, and new ones stand behind all others."""
+    def edit(self, update: UpdateModel, *, named: bool = False) -> ModelVersion | None:
+        """Commit a session. The first who commits a key wins; samples that go leave no gap, and new ones stand behind all others.
+
+        What changes no sample makes no version, unless the session has a name, which the history remembers.
+        """
         base, staged = update.base, update.staged
         if not staged:
             return None
@@ -286,6 +289,8 @@ class DatasetModel:
         if not ops:
             return None
         kept = {key: staged[key].applied(sample) if key in staged else sample for key, sample in now.items() if key not in removed}
+        if not added and kept == now and not named:
+            return None
         after = {**kept, **added}
         op = ops[0] if len(ops) == 1 else "edit"
         return self._add(replace(head, op=op, samples=tuple(after.values()), keys=tuple(after)))

@@ -26,6 +26,8 @@ _Array: TypeAlias = np.ndarray[Any, Any]
 
 # Rows that differ are looked for one by one once they are known to be among so few.
 _FEW_ROWS = 16
+# Bytes that are compared at a time: they, and what the comparison says of each, fit into the cache of a core.
+_STEP = 1 << 17
 
 
 class Items:
@@ -111,15 +113,21 @@ def _runs(mine: _Array, theirs: _Array, *same: _Array) -> Iterator[tuple[int, in
 
 
 def _differing_items(old: tuple[Buffer, _Array], new: tuple[Buffer, _Array], mine: int, theirs: int, count: int) -> _Array:
-    """Compare neighbouring items: where their sizes agree as one piece of bytes."""
+    """Compare neighbouring items: where their sizes agree as one piece of bytes, some at a time."""
     bounds, others = old[1][mine : mine + count + 1], new[1][theirs : theirs + count + 1]
     found: _Array = np.diff(bounds) != np.diff(others)
     edges = np.flatnonzero(np.diff(np.concatenate([[True], found, [True]])))
+    a, b = np.frombuffer(old[0], np.uint8), np.frombuffer(new[0], np.uint8)
     for start, stop in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-        a, b = old[0][bounds[start] : bounds[stop]], new[0][others[start] : others[stop]]
-        if a != b:
-            at = np.flatnonzero(np.frombuffer(a, np.uint8) != np.frombuffer(b, np.uint8)) + bounds[start]
-            found[np.searchsorted(bounds, at, side="right") - 1] = True
+        end, shift = int(bounds[stop]), int(others[start] - bounds[start])
+        for here in range(int(bounds[start]), end, _STEP):
+            there = min(here + _STEP, end)
+            differs = a[here:there] != b[here + shift : there + shift]
+            if differs.any():
+                at = np.flatnonzero(differs) + here
+                first = int(np.searchsorted(bounds, here, side="right")) - 1
+                last = int(np.searchsorted(bounds, there))
+                found[first:last] |= np.diff(np.searchsorted(at, bounds[first : last + 1])) > 0
     return found
 
 

@@ -15,7 +15,7 @@ from liveset.errors import DatasetExists
 from liveset.format import codec
 from liveset.format.index import ChunkRecord
 from liveset.snapshot import Snapshot, Version, open_snapshot
-from liveset.storage import Buffer, Store, open_store
+from liveset.storage import Buffer, Store, is_inside, open_store
 
 
 def export(
@@ -46,8 +46,7 @@ def export(
     """
     snapshot = open_snapshot(open_store(path), version)
     target = open_store(dst)
-    folder = os.path.realpath(snapshot.store.url)
-    if os.path.commonpath([folder, os.path.realpath(target.url)]) == folder:
+    if is_inside(target.url, snapshot.store.url):
         raise ValueError(f"{target.url} is in the dataset itself: export to a folder elsewhere.")
     if next(iter(target.list("")), None) is not None:
         raise DatasetExists(f"{target.url} holds files already: export to a folder that is new or empty.", path=target.url)

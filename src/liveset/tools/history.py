@@ -21,7 +21,7 @@ from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
 from liveset.snapshot import Version as Wanted
 from liveset.snapshot import archived, entries, open_snapshot, redirects_of
-from liveset.storage import Store, open_store
+from liveset.storage import Store, has_listing, open_store
 
 Path = str | os.PathLike[str]
 
@@ -45,7 +45,7 @@ class Version:
         samples: how many samples it has; None where it is not available, like what follows.
         chunks: how many chunk files it has.
         size: bytes of the chunk files, before compression of whole files.
-        alone: bytes on disk that no other version uses: what would be free if only this one were forgotten.
+        alone: bytes on disk that no other version uses: what would be free if only this one were forgotten; None on a web server, too.
     """
 
     version: int
@@ -92,6 +92,8 @@ def history(path: Path) -> list[Version]:
         for name in files_of(index):
             owner[name] = None if name in owner else entry.version
         found.append(_told(entry, index, tuple(tags.get(entry.version, ()))))
+    if not has_listing(store):
+        return found
     alone = _alone(store, owner)
     return [replace(version, alone=alone.get(version.version, 0)) if version.available else version for version in found]
 

@@ -69,10 +69,10 @@ def build_keys_index(
         {'id': 'play-3', 'square': 9}
     """
     store = open_store(input_dir)
-    if output_dir is not None and os.path.abspath(os.fspath(output_dir)) != store.url:
+    if output_dir is not None and open_store(output_dir).url != store.url:
         raise ValueError("output_dir= must be the dataset itself: keys are part of it.")
     build_keys(store, key_fn, overwrite, num_shards, allow_pickle, verbose=verbose, message=message, author=author, dry_run=dry_run)
-    return os.path.join(store.url, "keys")
+    return f"{store.url}/keys"
 
 
 class KeysBuilt(NamedTuple):
@@ -101,7 +101,7 @@ def build_keys(
     require_parquet()
     rule = KeyRule.of(key_fn)
     base = open_snapshot(store).index
-    folder = os.path.join(store.url, "keys")
+    folder = f"{store.url}/keys"
     _refuse_existing(store, base, overwrite, folder)
     builder = _Builder(store, rule, allow_pickle, Progress(base.samples, enabled=verbose, title="keys"))
     if dry_run:

@@ -38,7 +38,7 @@ from liveset.format.schema import Decoder, Schema
 from liveset.format.stamp import HistoryEntry, KeyFiles
 from liveset.keystore import TableKeys, open_keys
 from liveset.snapshot import Snapshot, archived, entries, redirects_of
-from liveset.storage import HEAD, PRIVATE, VERSIONS, Head, Store, Swap, open_store, version_name
+from liveset.storage import HEAD, PRIVATE, VERSIONS, Head, Place, Store, Swap, is_inside, open_store, version_name
 from liveset.tools.verify import Damage, archived_numbers, damaged_files
 
 __all__ = ["RepairReport", "Restored", "repair"]
@@ -143,7 +143,7 @@ def repair(
         (True, 1)
     """
     check_texts(message=message, author=author)
-    store = open_store(path)
+    store = open_store(Place.of(path, cache_dir=False))  # what the cache holds says nothing about the files where they lie
     other = _open_copy(copy, store) if copy is not None else None
     found = _Head(store, other, message, author).find()
     index = found.new
@@ -170,8 +170,8 @@ def repair(
 
 def _open_copy(path: str | os.PathLike[str], store: Store) -> Store:
     """Return the store of the copy; a wrong path must not pass for a copy that has nothing to give."""
-    other = open_store(path)
-    if os.path.realpath(other.url) == os.path.realpath(store.url):
+    other = open_store(Place.of(path, cache_dir=False))
+    if is_inside(other.url, store.url) and is_inside(store.url, other.url):
         raise ValueError("copy= is the dataset itself: give the path of another copy.")
     if not other.exists():
         raise DatasetNotFound(f"{other.url}, which should be the copy, does not exist. Nothing was changed.", path=other.url)
@@ -343,7 +343,7 @@ def _key_files(store: Store, records: Sequence[ChunkRecord]) -> KeyFiles | None:
         with suppress(Corrupt):
             table = KeyTable(store.map(entry.name, 0), entry.name)
             if sorted(table.directory) == wanted and len(wanted) == len(records) and table.live == table.rows and not table.removed:
-                return KeyFiles("int" if table.kind is int else "text", table.rows, (entry.name,))
+                return KeyFiles("int" if table.kind is int else "text", table.rows, (entry.name,), sizes={entry.name: entry.size})
     return None
 
 

@@ -17,7 +17,7 @@ from liveset.format.schema import Decoder, Schema
 from liveset.keystore import open_keys
 from liveset.read.chunks import OpenChunks
 from liveset.snapshot import Snapshot, Version, open_snapshot
-from liveset.storage import HEAD, VERSIONS, Store, open_store
+from liveset.storage import HEAD, VERSIONS, Place, Store, has_listing, open_store
 from liveset.tools.search import Found, Wanted, search
 
 __all__ = ["Damage", "Found", "VerifyReport", "verify"]
@@ -107,7 +107,8 @@ def verify(
     """
     if isinstance(absent, str | bytes):
         raise TypeError("absent= takes a list of keys, texts or bytes, not one of them alone.")
-    snapshot = open_snapshot(open_store(path), version)
+    # What the cache holds says nothing about the files where they lie.
+    snapshot = open_snapshot(open_store(Place.of(path, cache_dir=False)), version)
     index = snapshot.index
     damaged = []
     if index.edit is not None and not index.digest_matches():
@@ -132,6 +133,8 @@ def archived_numbers(store: Store) -> list[int]:
 
 def _newer(snapshot: Snapshot) -> int | None:
     """Return the number of a version that is archived, while the newest one that was opened has a smaller one."""
+    if not has_listing(snapshot.store):
+        return None
     newest = max(archived_numbers(snapshot.store), default=0)
     if newest <= snapshot.version:
         return None

@@ -27,7 +27,7 @@ from liveset.format.media import is_supported
 from liveset.format.schema import Decoder, Schema, first_difference, leaf_values
 from liveset.format.tree import Branch, Leaf, Node, Path, leaves, with_leaf
 from liveset.snapshot import Snapshot
-from liveset.storage import Store, open_store
+from liveset.storage import Store
 from liveset.write.chunker import ChunkWriter, StagedChunk
 from liveset.write.shipping import dump_function
 
@@ -114,7 +114,7 @@ class ChunkTask:
     """Takes parts and, after each, the positions behind its first sample; returns what became of it with its last one, else None.
 
     Attributes:
-        url: where the dataset is.
+        store: where the dataset is.
         token: random part of the names of new files.
         index: of the dataset, without its chunks.
         fn: makes a sample of a sample.
@@ -130,7 +130,7 @@ class ChunkTask:
         attempt: tells files that are made for the same chunk apart.
     """
 
-    url: str
+    store: Store
     token: str
     index: Index
     fn: Callable[[Any], Any]
@@ -202,7 +202,7 @@ class _Work:
 
     def __init__(self, task: ChunkTask) -> None:
         self._task = task
-        self._store: Store = open_store(task.url)
+        self._store = task.store
         config = task.index.config or {}
         self._schema = Schema.from_config(config, task.index.file)
         self._compression = codec.Compression.from_config(config)

@@ -18,6 +18,7 @@ from liveset.errors import WorkerError
 from liveset.storage import Store
 from liveset.write.failures import FOUND
 from liveset.write.feeds import OrderedFeed, SharedFeed, SpanFeed
+from liveset.write.fetching import AHEAD, Fetching
 from liveset.write.inputs import EMPTY, Indexed, Inputs, Stream
 from liveset.write.options import Workers
 from liveset.write.plan import Span, share
@@ -118,6 +119,8 @@ class Execution:
         at, size = span.start, 1
         while at < span.stop:
             stop = min(at + size, span.stop)
+            if isinstance(self._job.fn, Fetching) and inputs.stable:
+                self._job.fn.ahead(at, inputs.take(at, min(stop + AHEAD, span.stop)))
             samples, began = writer.samples, time.perf_counter()
             runner.run(at, inputs.take(at, stop) if inputs.stable else inputs.each(at, stop))
             self._progress.add(stop - at, writer.samples - samples)

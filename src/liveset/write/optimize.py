@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from liveset.edit.commit import check_texts
 from liveset.format.fields import check_names
-from liveset.storage import open_store
+from liveset.storage import Place, open_store
 from liveset.write import options
 from liveset.write.checkpoint import fingerprint
 from liveset.write.duplicates import OnDuplicate
 from liveset.write.execution import Job
+from liveset.write.fetching import fetching
 from liveset.write.inputs import Indexed, Inputs, Stream, open_inputs
 from liveset.write.landing import CommitWishes
 from liveset.write.run import Run, Wishes, settle
@@ -26,9 +27,9 @@ _log = logging.getLogger("liveset")
 def optimize(
     fn: Callable[[Any], Any],
     inputs: Sequence[Any] | Iterable[Any] | None = None,
-    output_dir: str | Path = "optimized_data",
+    output_dir: str | os.PathLike[str] = "optimized_data",
     queue: Any = None,
-    input_dir: str | None = None,
+    input_dir: str | os.PathLike[str] | None = None,
     weights: Sequence[float] | None = None,
     chunk_size: int | None = None,
     chunk_bytes: int | str | None = None,
@@ -80,7 +81,9 @@ def optimize(
             writes.
         output_dir: directory of the dataset. Braces such as ``data-{%Y-%m-%d}`` are filled in with the current time.
         queue: a multiprocessing queue instead of ``inputs``; the text ``"ALL_DONE"`` in it ends it.
-        input_dir: not supported yet.
+        input_dir: a URL, such as ``s3://bucket/videos``, that inputs begin with: ``fn`` gets the path of a local copy in their place, also
+            for texts in lists, tuples and dicts. A few are fetched ahead, and each copy is deleted when its samples are stored. The inputs
+            must be a sequence then. Other inputs are passed as they are, and so are all where this is a path.
         weights: how much work each input is, to give workers equal work; the order stays the same.
         chunk_size: samples in a chunk file.
         chunk_bytes: bytes in a chunk file, as a number or like ``"64MB"`` (the default if neither is given). A larger sample gets a chunk
@@ -111,7 +114,7 @@ def optimize(
         start_method: ``"spawn"``, ``"fork"`` or ``"forkserver"``; asks for worker processes even if ``num_workers`` does not. Default
             spawn.
         optimize_dns: accepted for compatibility; has no effect.
-        storage_options: for remote datasets, which are not supported yet.
+        storage_options: how to reach object stores, that of the inputs, too; see ``Place``.
         keep_data_ordered: keep the order of the inputs (default). ``False`` gives the next inputs to whichever worker is free.
         verbose: show progress, if this is a terminal.
         broadcast_paths: accepted for compatibility; has no effect.
@@ -159,13 +162,11 @@ def optimize(
     check_texts(session=session, message=message, author=author)
     options.refuse_unsupported(
         {
-            "input_dir": input_dir,
             "encryption": encryption,
             "num_nodes": num_nodes,
             "machine": machine,
             "reader": reader,
             "item_loader": item_loader,
-            "storage_options": storage_options,
         }
     )
     options.check_shards(num_shards)
@@ -178,8 +179,9 @@ def optimize(
     if isinstance(opened, Stream) and use_checkpoint:
         kind = "generators" if queue is None else "Queue based data processing"
         raise ValueError(f"Checkpoint feature is not supported for {kind}, yet.")
+    options.check_input_dir(input_dir, sequence=isinstance(opened, Indexed))
     asked = Asked(sizes, compression, compression_level, compression_batch_size, check_names("nullable", nullable))
-    store = open_store(options.output_path(output_dir))
+    store = open_store(options.output_place(output_dir, storage_options))
     facts: dict[str, Any] = {}
     if use_checkpoint and isinstance(opened, Indexed):
         facts = {
@@ -202,16 +204,17 @@ def optimize(
         return
     rule = target.key_rule(key_fn)
     options.check_duplicates(on_duplicate, keyed=rule is not None)
-    job = Job(
-        fn=fn,
-        inputs=opened,
-        settings=target.settings(asked, allow_pickle=allow_pickle, whole=align_chunking, keys=rule),
-        workers=workers,
-        ordered=ordered,
-        weights=_weights(weights, opened, width),
-        align=chunk_size if align_chunking else None,
-    )
-    with unwinding():
+    place = None if input_dir is None else Place.of(input_dir, storage_options=storage_options or None)
+    with unwinding(), fetching(fn, place) as called:
+        job = Job(
+            fn=called,
+            inputs=opened,
+            settings=target.settings(asked, allow_pickle=allow_pickle, whole=align_chunking, keys=rule),
+            workers=workers,
+            ordered=ordered,
+            weights=_weights(weights, opened, width),
+            align=chunk_size if align_chunking else None,
+        )
         wishes = CommitWishes(session, message, author, num_shards, force, on_duplicate=on_duplicate, verbose=verbose)
         Run(job, target, Wishes(use_checkpoint, verbose, wishes, facts))()
 

@@ -6,12 +6,12 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from liveset.format.config import parse_size
+from liveset.storage import Place
 
 # Offsets inside a chunk are u32.
 MAX_CHUNK_BYTES = 1 << 32
@@ -151,24 +151,45 @@ def check_weights(weights: Sequence[float] | None, count: int, batch_size: int |
     return [sum(values[start : start + batch_size]) for start in range(0, count, batch_size)]
 
 
-def output_path(output_dir: str | Path) -> str:
+def output_place(output_dir: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> str | os.PathLike[str]:
+    """Return where the dataset goes: the path of ``output_path``, and how to reach it."""
+    path = output_path(output_dir)
+    whole = replace(output_dir, url=path) if isinstance(output_dir, Place) else path
+    return Place.of(whole, storage_options=storage_options or None)
+
+
+def output_path(output_dir: str | os.PathLike[str]) -> str:
     """Return the absolute path of the dataset, with braces such as ``{%Y-%m-%d}`` filled in.
 
     Raises:
         ValueError: nobody can write there.
-        NotImplementedError: a remote address.
     """
     text = os.fspath(output_dir)
     if not isinstance(text, str) or not text:
         raise ValueError(f"`output_dir` should be a path. Found {output_dir!r}.")
-    if scheme := re.match(r"([a-z][a-z0-9+.-]*)://", text, re.IGNORECASE):
-        if scheme[1].lower() in ("azure", "hf"):
-            raise ValueError(f"Cannot write optimized data to {text}: `{scheme[0]}` addresses cannot be written to.")
-        raise NotImplementedError(f"Datasets are written to local directories only, for now. Found {text}.")
+    if re.match(r"(hf|https?)://", text, re.IGNORECASE):
+        raise ValueError(f"Cannot write optimized data to {text}: such addresses can only be read.")
     now = datetime.now().astimezone()
     filled = re.sub(r"\{([^{}]*%[^{}]*)\}", lambda found: now.strftime(found[1]), text)
+    if "://" in filled or filled.startswith("local:"):
+        return filled
     # Workers and clean-up must not depend on the current directory, which fn may change.
     return os.path.abspath(filled)
+
+
+def check_input_dir(input_dir: str | os.PathLike[str] | None, *, sequence: bool) -> None:
+    """Refuse a place of the inputs that cannot be used.
+
+    Raises:
+        ValueError: it is not a place, or the inputs that lie there come one after another.
+    """
+    if input_dir is None:
+        return
+    if not isinstance(input_dir, str | os.PathLike):
+        raise ValueError(f"`input_dir` should be a URL or a path. Found {input_dir!r}.")
+    url = os.fspath(input_dir)
+    if "://" in url and not sequence:
+        raise ValueError(f"`input_dir` ({url}) needs a sequence of inputs, such as a list of URLs: files are fetched before their turn.")
 
 
 def refuse_unsupported(values: Mapping[str, Any]) -> None:
@@ -186,11 +207,9 @@ def refuse_unsupported(values: Mapping[str, Any]) -> None:
             "Only https://lightning.ai/ supports multiple nodes or selecting a machine. "
             "To use several machines, run optimize(mode='append') on each with its share of the inputs."
         )
-    for name in ("input_dir", "encryption", "reader", "item_loader"):
+    for name in ("encryption", "reader", "item_loader"):
         if values[name] is not None:
             raise NotImplementedError(f"`{name}` is not supported yet.")
-    if values["storage_options"]:
-        raise NotImplementedError("`storage_options` belong to remote datasets, which are not supported yet.")
 
 
 def dataset_exists_message(path: str) -> str:

@@ -73,6 +73,7 @@ class Run:
 
     def _probe(self) -> None:
         """Write a file and remove it: a place that cannot be written to is found out before any work is done; makes no folder."""
+        self._store.probe()
         if os.path.lexists(self._store.url):
             name = f"chunk-0-0-{self._token}.probe.bin"
             self._store.write(name, b"")

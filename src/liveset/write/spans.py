@@ -25,7 +25,7 @@ class ChunkSettings:
     """How a run writes its chunks, the same in all of its processes.
 
     Attributes:
-        url: where the dataset is.
+        store: where the dataset is.
         token: random part of the names of this run's files.
         limit: when a chunk is full.
         compression: of the chunks.
@@ -38,7 +38,7 @@ class ChunkSettings:
         keys: how the keys of samples are found, for a dataset with keys.
     """
 
-    url: str
+    store: Store
     token: str
     limit: ChunkLimit
     compression: Compression | None = None

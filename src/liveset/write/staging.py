@@ -27,7 +27,7 @@ class Staging:
         self._tokens = {token}
         self._stems: set[str] = set()
         # Whatever of these is missing now is ours if it is there, and empty, later.
-        self._folders = [path for path in _folders(store.url) if not os.path.lexists(path)]
+        self._folders = [] if store.remote else [path for path in _folders(store.url) if not os.path.lexists(path)]
 
     def track(self, stem: str) -> None:
         """Note the name, but for its suffix, of a file that is about to be written."""

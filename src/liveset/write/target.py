@@ -99,7 +99,7 @@ class Target:
         """Return how the chunks of a run are written; its token is not chosen yet."""
         schema = self.schema(asked.nullable)
         return ChunkSettings(
-            url=self.store.url,
+            store=self.store,
             token="",
             limit=self.limit(asked.sizes),
             compression=self.compression(asked),

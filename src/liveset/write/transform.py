@@ -183,7 +183,7 @@ def transform(
             raise ValueError("`fields` keeps the schema, and `nullable` changes it: use one of them.")
     samples, size = stored_limits(config)
     task = ChunkTask(
-        url=store.url,
+        store=store,
         token=new_token(),
         index=_bare(index),
         fn=fn,
@@ -357,7 +357,7 @@ class _Transform:
 
     def _pool(self, task: ChunkTask, feed: _Feed, count: int) -> None:
         method = self._workers.start_method
-        settings = ChunkSettings(self._store.url, task.token, task.limit)
+        settings = ChunkSettings(self._store, task.token, task.limit)
         function: bytes | tuple[Any, ChunkSettings] = (task, settings)
         if method != "fork":
             try:

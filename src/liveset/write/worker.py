@@ -14,8 +14,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from liveset.errors import DatasetError, WorkerError
-from liveset.storage import Store, open_store
+from liveset.storage import Store
 from liveset.write.failures import FOUND
+from liveset.write.fetching import Fetching
 from liveset.write.messages import Batch, Bye, Close, Closed, Done, Failed, Open, Order, Quit, Reply, Stop
 from liveset.write.runner import Cell, Runner, Stopped
 from liveset.write.shipping import Packer, unpack_all
@@ -69,6 +70,9 @@ class _Worker:
         self._runner: Runner | None = None
         self._writer: SpanWriter | None = None
         self._stopping = False
+        self._announced: list[Batch] | None = []
+        self._fetching: Fetching | None = None
+        self._lock = threading.Lock()
 
     def listen(self, parent: int | None) -> None:
         """Take orders as they come, so that the parent never waits for a busy worker; end the process when the parent is gone."""
@@ -86,12 +90,29 @@ class _Worker:
                 self._stopping = True
                 if self._runner is not None:
                     self._runner.stopping = True
+            elif isinstance(order, Batch):
+                self._announce(order)
             self._inbox.put(order)
+
+    def _announce(self, *batches: Batch) -> None:
+        """Let the inputs of batches that have come be fetched, as soon as it is known whether they are."""
+        with self._lock:
+            if self._announced is None:
+                return
+            self._announced += batches
+            if self._fetching is not None:
+                for batch in self._announced:
+                    self._fetching.ahead(batch.first, list(unpack_all(batch.data)))
+                self._announced.clear()
 
     def serve(self, payload: bytes | tuple[Any, ChunkSettings]) -> None:
         """Carry out orders until there are no more."""
         fn, settings = _load(payload)
-        store = open_store(settings.url)
+        with self._lock:
+            self._fetching = fn if isinstance(fn, Fetching) else None
+            self._announced = self._announced if isinstance(fn, Fetching) else None
+        self._announce()
+        store = settings.store
         while not isinstance(order := self._inbox.get(), Quit | Stop):
             if isinstance(order, Open):
                 self._open(store, fn, settings, order)

@@ -1,0 +1,287 @@
+"""JoinedStreamingDataset: two keyed datasets read together, key by key."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Literal, TypeAlias, get_args
+
+from liveset.errors import KeyNotFound, StateMismatch, name_some
+from liveset.format.chunk import Chunk
+from liveset.format.tree import Branch
+from liveset.keystore import KeyStore, open_keys
+from liveset.lease import Lease
+from liveset.read.chunks import OpenChunks
+from liveset.read.dataset import StreamingDataset
+from liveset.read.epoch import Stretch
+from liveset.read.options import check_dataset_options
+from liveset.read.plan import DEFAULT_WINDOW, Region
+from liveset.read.state import Progress, to_state
+from liveset.snapshot import Snapshot
+
+Missing: TypeAlias = Literal["raise", "drop", "none"]
+_Place: TypeAlias = tuple[int, int] | None
+
+# Chunks whose samples' places in the other dataset are kept.
+_MATCHED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What is read beside each sample.
+
+    Attributes:
+        dataset: where its key is looked up.
+        before: what is applied to the sample first.
+        combine: what makes one sample of two.
+        missing: what is done where the key is not there.
+    """
+
+    dataset: StreamingDataset
+    before: tuple[Callable[[Any], Any], ...]
+    combine: Callable[[Any, Any], Any] | None
+    missing: Missing
+
+    def join(self, sample: Any, place: _Place) -> Any:
+        other = None
+        if place is not None:
+            other = self.dataset.chunk(place[0]).read(place[1])
+            for transform in self.dataset.transforms:
+                other = transform(other)
+        return self.put_together(sample, other)
+
+    def put_together(self, sample: Any, other: Any) -> Any:
+        for transform in self.before:
+            sample = transform(sample)
+        if self.combine is not None:
+            return self.combine(sample, other)
+        if isinstance(sample, dict) and (isinstance(other, dict) or (other is None and self._names() is not None)):
+            return sample | (other if other is not None else dict.fromkeys(self._names() or ()))
+        return sample, other
+
+    def _names(self) -> list[Any] | None:
+        """Return the names that its samples have; None if they are no dictionaries."""
+        schema, chosen = self.dataset.schema, self.dataset._settings.fields
+        if schema is None or not isinstance(schema.root, Branch) or schema.root.kind != "dict" or schema.root.keys is None:
+            return None
+        names = schema.root.keys
+        return [name for name in names if chosen is None or any(f == name or f.startswith((f"{name}.", f"{name}[")) for f in chosen)]
+
+
+class JoinedStreamingDataset(StreamingDataset):
+    """The samples of a dataset, each with the sample of another dataset that has the same key.
+
+    It is a ``StreamingDataset`` in all respects: order, length, shuffling, positions and keys are those of ``base``. So fields can be added
+    to a large dataset, or labels be replaced, without writing it again. Each of the two stays at its version, and states name both.
+
+    Samples that are dictionaries become one dictionary, in which the fields of ``side`` replace fields of the same name; others become a
+    tuple. ``combine`` does otherwise. Transforms of the two datasets are applied before.
+
+    Args:
+        base: what is read, in its order; a joined dataset may be joined again.
+        side: where the other half of each sample is looked up; only its keys, its version and its transforms matter.
+        missing: what is done with samples whose keys ``side`` lacks: "raise" refuses to begin, and names some of them; "drop" leaves them
+            out; "none" joins them with None: in a dictionary all fields of ``side`` are None then.
+        combine: makes a sample of the two samples.
+        transform: a callable, or a list of them, applied to each joined sample in turn.
+
+    Raises:
+        KeyNotFound: one of the two has no keys, or ``missing="raise"`` and ``side`` lacks some; also a ``KeyError``.
+        ValueError: an argument is wrong, or one dataset has text for keys and the other has integers.
+
+    Example:
+        >>> liveset.optimize(lambda i: {"id": f"play-{i}", "odd": i % 2}, range(120), tmp / "labels", num_workers=1, key_fn="id")
+        >>> joined = liveset.JoinedStreamingDataset(ds, liveset.StreamingDataset(tmp / "labels"))
+        >>> joined["play-7"]
+        {'id': 'play-7', 'square': 49, 'odd': 1}
+    """
+
+    def __init__(
+        self,
+        base: StreamingDataset,
+        side: StreamingDataset,
+        *,
+        missing: Missing = "raise",
+        combine: Callable[[Any, Any], Any] | None = None,
+        transform: Callable[[Any], Any] | Sequence[Callable[[Any], Any]] | None = None,
+    ) -> None:
+        for dataset in (base, side):
+            if not isinstance(dataset, StreamingDataset):
+                raise ValueError(f"base and side must be StreamingDatasets. Found {type(dataset).__name__}.")
+        if missing not in get_args(Missing):
+            raise ValueError(f'missing must be "raise", "drop" or "none". Found {missing!r}.')
+        if base.keys.kind is not side.keys.kind:
+            kinds = " and ".join(f"{each.path} has keys of type {each.keys.kind.__name__}" for each in (base, side))
+            raise ValueError(f"{kinds}: no sample of one can be found in the other.")
+        self.__dict__.update(base.__dict__)
+        self._transforms = check_dataset_options(shuffle=False, subsample=1.0, transform=transform, later={})
+        added = _Side(_plain(side), base.transforms, combine, missing)
+        self._sides: tuple[_Side, ...] = (*getattr(base, "_sides", ()), added)
+        self._resumed = None
+        self._wrap()
+        self._arrange(_kept(self._regions, self._snapshot, [added]))
+
+    def _open(self, snapshot: Snapshot, lease: Lease | None = None) -> None:
+        super()._open(snapshot, lease)
+        self._wrap()
+
+    def _wrap(self) -> None:
+        chunks = self._chunks
+        while isinstance(chunks, _JoinedChunks):
+            chunks = chunks.inner  # type: ignore[assignment]
+        if chunks is not None and (keys := open_keys(self._snapshot)) is not None:
+            for side in self._sides:
+                chunks = _JoinedChunks(chunks, keys, side)  # type: ignore[assignment]
+        self._chunks = chunks
+
+    def _choose(self, snapshot: Snapshot) -> list[Region]:
+        return _kept(super()._choose(snapshot), snapshot, self._sides)
+
+    def chunk(self, number: int) -> Chunk:
+        chunks: Any = self._chunks
+        matched: Chunk = chunks.matched(number)
+        return matched
+
+    def refresh(self) -> bool:
+        """Move both datasets to their newest versions, and return whether one of them is another one than before."""
+        self._check_refresh()
+        before, sides = self._sides, [replace(side, dataset=copy.copy(side.dataset)) for side in self._sides]
+        moved = any([side.dataset.refresh() for side in sides])
+        self._sides = tuple(sides) if moved else before
+        try:
+            if not super().refresh():
+                if not moved:
+                    return False
+                self._wrap()
+                self._arrange_all()
+        except Exception:
+            self._sides = before
+            raise
+        return True
+
+    def state_of(self, progress: Progress, workers: int) -> dict[str, Any]:
+        sides = [side.dataset for side in self._sides]
+        none = Stretch(1, 1, 1, 0)
+        states = [
+            to_state(Progress(side.rules(1, pad=False), (none,), 0, 0, finished=False), side.identity, 1) for side in sides
+        ]
+        return super().state_of(progress, workers) | {"sides": states}
+
+    def progress_of(self, state: Mapping[str, Any]) -> Progress:
+        states = state.get("sides")
+        if not isinstance(states, Sequence) or len(states) != len(self._sides):
+            raise StateMismatch(f"this is no state of a dataset that is joined with {len(self._sides)} others in this way.")
+        before, chunks, sides = self._sides, self._chunks, []
+        for side, of_side in zip(before, states, strict=True):
+            dataset = copy.copy(side.dataset)
+            dataset.progress_of(of_side)
+            sides.append(replace(side, dataset=dataset))
+        self._sides = tuple(sides)
+        try:
+            progress = super().progress_of(state)
+        except Exception:
+            self._sides = before
+            raise
+        if self._chunks is chunks:
+            self._wrap()
+        return progress
+
+
+def _plain(side: StreamingDataset) -> StreamingDataset:
+    """Return a copy that nothing moves, without the settings that only matter where it is read by itself."""
+    other = copy.copy(side)
+    other.shuffle, other.drop_last, other.seed, other._window = False, None, 0, DEFAULT_WINDOW
+    other.reset_state_dict()
+    return other
+
+
+def _kept(regions: Sequence[Region], snapshot: Snapshot, sides: Sequence[_Side]) -> list[Region]:
+    """Return the samples that are read.
+
+    Raises:
+        KeyNotFound: a sample has no other half, and is not to be left out.
+    """
+    kept = list(regions)
+    keys = open_keys(snapshot)
+    if keys is None:
+        raise KeyNotFound(f"version {snapshot.version} of {snapshot.store.url} has no keys.")
+    for side in sides:
+        if side.missing == "none":
+            continue
+        found, lost = [], []
+        for chunk, start, stop in kept:
+            names = keys.keys_of(chunk)[start:stop]
+            places = side.dataset.keys.find_many(names)
+            erased = snapshot.index.chunks[chunk].erased
+            lost += [name for slot, (name, place) in enumerate(zip(names, places, strict=True), start) if place is None and slot not in erased]
+            for there, slots in groupby(range(start, stop), key=lambda slot: places[slot - start] is not None):  # noqa: B023 - used at once
+                if there:
+                    first, *more = slots
+                    found.append(Region(chunk, first, (more[-1] if more else first) + 1))
+        if lost and side.missing == "raise":
+            raise KeyNotFound(
+                f"{name_some(lost)} in {snapshot.store.url}, and not in {side.dataset.path}: add these samples, or pass missing='drop' to "
+                "leave them out, or missing='none' to read them alone.",
+                keys=tuple(lost),
+            )
+        if lost:
+            kept = found
+    return kept
+
+
+class _JoinedChunks:
+    """In place of the open chunks of a dataset: their samples are joined with those of another one."""
+
+    def __init__(self, inner: OpenChunks, keys: KeyStore, side: _Side) -> None:
+        self.inner, self._keys, self._side = inner, keys, side
+        self._known: dict[int, list[_Place]] = {}
+        self.expect, self.close = inner.expect, inner.close
+
+    def get(self, number: int) -> None:  # noqa: ARG002 - nothing is kept here
+        return None
+
+    def __getitem__(self, number: int) -> Chunk:
+        return _JoinedChunk(self.inner[number], self._side, lambda slot: self._find([(number, slot)])[0])
+
+    def whole(self, number: int) -> Chunk:
+        return _JoinedChunk(self.inner.whole(number), self._side, self._places(number).__getitem__)
+
+    def matched(self, number: int) -> Chunk:
+        """Return a chunk of which many samples are going to be read, though perhaps not all."""
+        inner = self.inner.matched(number) if isinstance(self.inner, _JoinedChunks) else self.inner[number]
+        return _JoinedChunk(inner, self._side, self._places(number).__getitem__)
+
+    def read_many(self, places: Sequence[tuple[int, int]]) -> list[Any]:
+        """Return the samples at these places."""
+        side = self._side
+        samples, found = self.inner.read_many(places), self._find(places)
+        others = iter(side.dataset._read_places([place for place in found if place is not None]))
+        halves = [next(others) if place is not None else None for place in found]
+        return list(map(side.put_together, samples, halves))
+
+    def _find(self, places: Sequence[tuple[int, int]]) -> list[_Place]:
+        return self._side.dataset.keys.find_many([self._keys.key_at(chunk, slot) for chunk, slot in places])
+
+    def _places(self, number: int) -> list[_Place]:
+        found = self._known.get(number)
+        if found is None:
+            found = self._side.dataset.keys.find_many(self._keys.keys_of(number))
+            while len(self._known) >= _MATCHED:
+                self._known.pop(next(iter(self._known)), None)
+            self._known[number] = found
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinedChunk:
+    chunk: Chunk
+    side: _Side
+    find: Callable[[int], _Place]
+
+    def read(self, slot: int) -> Any:
+        return self.side.join(self.chunk.read(slot), self.find(slot))
+
+    def iterate(self, start: int, stop: int) -> Iterator[Any]:
+        return map(self.side.join, self.chunk.iterate(start, stop), map(self.find, range(start, stop)))

@@ -1,0 +1,472 @@
+"""One epoch of several datasets: which samples of which of them make up each batch. Pure functions, as for one dataset.
+
+The samples of all datasets are numbered through, and each dataset is dealt out to the workers by the rules for one. What a worker does with
+its parts is up to a *blend*: it takes from one of them at random for each sample (``Stratified``) or for each batch (``PerStream``), or one
+from each (``Zipped``).
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, count, islice, pairwise, repeat
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from liveset.errors import StateMismatch
+from liveset.format.lazy import lazy
+from liveset.read.epoch import Epoch, Rules, Run, Stretch, _FirstGrid, taken
+from liveset.read.plan import Offsets
+
+Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+"""Samples: their numbers, or a row for each where several make up one."""
+
+ENDLESS = 1 << 60
+"""Batches of a worker that never ends."""
+# Choices that are drawn at once.
+_BLOCK = 8192
+ROW = 2
+"""Columns of a row before the numbers of its samples: the epoch, and a number of the row in it."""
+_NOTHING = np.empty(0, np.int64)
+# Rows of a worker are numbered from a multiple of this.
+_PER_WORKER = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class MixRules:
+    """What the order of an epoch of several datasets depends on, besides their regions and the readers.
+
+    Attributes:
+        seed: of the choices between the datasets.
+        epoch: counted from 1.
+        members: the rules of each dataset.
+        weights: of the datasets; None for their lengths.
+        to_the_end: go on until all datasets are read, not only the first.
+        batches: samples of each dataset in a batch, where batches are of one dataset each.
+        zipped: take one sample from each dataset.
+        length: samples per rank, for which datasets are begun again; -1 for no end, None for the length of the shortest.
+        go_on: an epoch begins where the one before ended, in each dataset.
+    """
+
+    seed: int
+    epoch: int
+    members: tuple[Rules, ...]
+    weights: tuple[float, ...] | None = None
+    to_the_end: bool = True
+    batches: tuple[int, ...] | None = None
+    zipped: bool = False
+    length: int | None = None
+    go_on: bool = True
+
+    @property
+    def drop_last(self) -> bool | None:
+        """False where ranks may have different numbers of batches."""
+        return False if self.length is None and any(rules.drop_last is False for rules in self.members) else None
+
+    @property
+    def pad(self) -> bool:
+        """Whether samples are repeated to make ranks equal."""
+        return self.members[0].pad
+
+    def drops(self, world: int) -> bool:
+        """Whether ranks are made equal by leaving samples out."""
+        return self.length is None and all(rules.drops(world) for rules in self.members)
+
+
+class MixedEpoch(Epoch):
+    """The batches of one epoch of several datasets; runs are of regions that are numbered over all of them.
+
+    Args:
+        sizes: of the regions of each dataset.
+        rules: of the order.
+        stretches: the grids that read it.
+    """
+
+    def __init__(self, sizes: Sequence[Sequence[int]], rules: MixRules, stretches: Sequence[Stretch]) -> None:
+        super().__init__([size for each in sizes for size in each], rules, stretches)
+        self._members, self._mix = sizes, rules
+        if len(stretches) > 1 and (reason := self._why_not()):
+            before, now = stretches[-2:]
+            raise StateMismatch(
+                f"the state is of {before.world} ranks with batches of {before.batch} samples, and {reason}: go on with these instead of "
+                f"{now.world} ranks and {now.batch} samples (any number of workers will do), or start afresh without load_state_dict()."
+            )
+
+    def _why_not(self) -> str:
+        if self._mix.length is not None:
+            return "datasets that are begun again have no rest that could be dealt out anew"
+        return "batches of one dataset each cannot be dealt out anew" if self._mix.batches else ""
+
+    def count(self, rank: int) -> int:
+        if self._mix.length == -1:
+            raise TypeError("length=inf: it never ends, and has no length.")
+        return super().count(rank)
+
+    def samples(self, rank: int, batches: int) -> int:
+        if len(self.stretches) == 1:
+            return self._first.samples(rank, batches)
+        return super().samples(rank, batches)
+
+    def worker(self, number: int) -> Iterator[list[Run]]:
+        """Yield the batches of one worker, counted over all ranks."""
+        return map(self._runs, self._first.blends[number].batches(0))
+
+    @lazy
+    def _first(self) -> _MixedGrid:
+        return _MixedGrid(self._members, self._mix, self.stretches[0], self._runs)
+
+    def _runs(self, samples: Numbers) -> list[Run]:
+        return [(0, samples)] if self._mix.zipped else super()._runs(samples)
+
+
+class _MixedGrid:
+    """The workers of the grid that an epoch began on."""
+
+    def __init__(self, sizes: Sequence[Sequence[int]], rules: MixRules, stretch: Stretch, runs: Any) -> None:
+        self._world, self._workers, batch, _ = stretch
+        self._batch, self._runs = batch, runs
+        bases = accumulate((sum(each) for each in sizes), initial=0)
+        widths = rules.batches or tuple(repeat(batch, len(sizes)))
+        self._members = [
+            _Member(each, member, stretch._replace(batch=width), base)
+            for each, member, width, base in zip(sizes, rules.members, widths, bases, strict=False)
+        ]
+        self._rules = rules
+
+    @lazy
+    def blends(self) -> list[Blend]:
+        """What the workers of all ranks read."""
+        return [self._blend(worker) for worker in range(self._world * self._workers)]
+
+    def _blend(self, worker: int) -> Blend:
+        rules = self._rules
+        if rules.zipped:
+            return Zipped(self._members, rules, worker, self._workers, self._batch)
+        rank = worker // self._workers
+        weights = rules.weights or [member.of_rank(rank) for member in self._members]
+        if rules.batches:
+            return PerStream(self._members, rules, worker, weights, self._batch)
+        return Stratified(self._members, rules, worker, weights, self._batch, drop=rules.drops(self._world))
+
+    def _of_rank(self, rank: int) -> list[Blend]:
+        return self.blends[rank * self._workers : (rank + 1) * self._workers]
+
+    def count(self, rank: int) -> int:
+        return sum(blend.count for blend in self._of_rank(rank))
+
+    def samples(self, rank: int, batches: int) -> int:
+        """Return how many samples the first batches of a rank hold."""
+        blends = self._of_rank(rank)
+        given = taken([blend.count for blend in blends], batches)
+        return sum(blend.samples(number) for blend, number in zip(blends, given, strict=True))
+
+    def batches(self, rank: int, done: int) -> Iterator[list[Run]]:
+        return map(self._runs, self._numbers(rank, done))
+
+    def _numbers(self, rank: int, done: int) -> Iterator[Numbers]:
+        blends = self._of_rank(rank)
+        counts = [blend.count for blend in blends]
+        given = taken(counts, done)
+        streams = [blend.batches(begin) for blend, begin in zip(blends, given, strict=True)]
+        for turn in count(min(given)):
+            if turn >= max(counts):
+                return
+            for stream, begin, stop in zip(streams, given, counts, strict=True):
+                if begin <= turn < stop:
+                    yield next(stream)
+
+    def rest(self, done: int) -> Numbers:
+        """Return the samples that are left when each rank has read so many batches, in the order of all ranks together."""
+        ranks = [list(self._numbers(rank, 0)) for rank in range(self._world)]
+        steps = range(max(map(len, ranks), default=0))
+        had, left = ([b[step] for step in part for b in ranks if step < len(b)] for part in (steps[:done], steps[done:]))
+        if self._rules.zipped:
+            return np.concatenate([np.empty((0, ROW + len(self._members)), np.int64), *left])
+        # What this grid would have left out comes last, where all is to be read: another one may have room for it.
+        spare = [member.left_out() for member in self._members] if self._rules.to_the_end else []
+        every = np.concatenate([_NOTHING, *had, *left, *spare])
+        # Of a sample that is repeated to fill up, the first place counts.
+        first = np.sort(np.unique(every, return_index=True)[1])
+        return every[first[first >= sum(map(len, had))]]
+
+
+class _Dealt(_FirstGrid):
+    def numbers(self, worker: int | None, skip: int, base: int) -> Iterator[Numbers]:
+        """Yield the samples of a worker, or all, but for the first few, counted from ``base``."""
+        begin, end = self._begins[worker : worker + 2] if worker is not None else (0, self._total)
+        return (base + self._starts[region] + offsets for region, offsets in self._read(begin, end, skip))
+
+    def left_out(self) -> Numbers:
+        """Return the samples that no worker reads."""
+        numbers = self._numbers(self._begins[-1], self._total)
+        return numbers[numbers >= 0]
+
+
+class _Member:
+    """One of the datasets, dealt out to workers; its samples are counted from ``base``."""
+
+    def __init__(self, sizes: Sequence[int], rules: Rules, stretch: Stretch, base: int) -> None:
+        self._sizes, self._rules, self._stretch, self._base = sizes, rules, stretch, base
+        self._grid = _Dealt(sizes, rules, stretch)
+        self._cycles: dict[int, _Dealt] = {}
+        self.total = sum(sizes)
+
+    def of_rank(self, rank: int) -> int:
+        return sum(self._grid.counts_of(rank))
+
+    def of_worker(self, worker: int) -> int:
+        rank, number = divmod(worker, self._stretch.workers)
+        return self._grid.counts_of(rank)[number]
+
+    def stream(self, worker: int, skip: int) -> Tap:
+        """Return the samples of a worker in this epoch, but for the first few."""
+        return Tap(self._grid.numbers(worker, skip, self._base))
+
+    def endless(self, worker: int, skip: int) -> Tap:
+        """Return the samples of a worker in all epochs from the first on, but for the first few."""
+        return Tap(self._all_epochs(worker, skip))
+
+    def _all_epochs(self, worker: int, skip: int) -> Iterator[Numbers]:
+        size = self.of_worker(worker)
+        cycle, skip = divmod(skip, size or self.total)
+        for epoch in count(cycle + 1):
+            grid = self._cycles.get(epoch)
+            if grid is None:
+                grid = _Dealt(self._sizes, replace(self._rules, epoch=epoch), self._stretch)
+                # Workers are in about the same epoch; others would only be kept for nothing.
+                self._cycles = {epoch - 1: self._cycles[epoch - 1]} if epoch - 1 in self._cycles else {}
+                self._cycles[epoch] = grid
+            # Fewer samples than workers: each that would have none reads them all.
+            yield from grid.numbers(worker if size else None, skip, self._base)
+            skip = 0
+
+    def left_out(self) -> Numbers:
+        return self._base + self._grid.left_out()
+
+
+class Tap:
+    """Hands out what arrays hold, in any portions."""
+
+    def __init__(self, parts: Iterator[Numbers]) -> None:
+        self._parts, self._part = parts, _NOTHING
+
+    def take(self, wanted: int) -> Numbers:
+        """Return the next few numbers; fewer at the end."""
+        found = []
+        while wanted:
+            if not len(self._part):
+                part = next(self._parts, None)
+                if part is None:
+                    break
+                self._part = part
+            found.append(self._part[:wanted])
+            self._part = self._part[wanted:]
+            wanted -= len(found[-1])
+        return found[0] if len(found) == 1 else np.concatenate([_NOTHING, *found])
+
+
+class Blend(ABC):
+    """What one worker makes of its parts of the datasets."""
+
+    count: int
+    """Number of its batches."""
+
+    @abstractmethod
+    def samples(self, batches: int) -> int:
+        """Return how many samples its first batches hold."""
+
+    @abstractmethod
+    def batches(self, done: int) -> Iterator[Numbers]:
+        """Yield its batches, but for the first few."""
+
+
+class Stratified(Blend):
+    """A dataset is chosen for each sample."""
+
+    def __init__(
+        self, members: Sequence[_Member], rules: MixRules, worker: int, weights: Sequence[float], batch: int, *, drop: bool
+    ) -> None:
+        self._members, self._worker, self._weights, self._batch = members, worker, weights, batch
+        self._seed, self._all, self._drop = rules.seed, rules.to_the_end, drop
+        self._sizes = [member.of_worker(worker) for member in members]
+
+    @lazy
+    def _total(self) -> int:
+        total = sum(self._sizes) if self._all else sum(map(len, self._choices()))
+        return total - total % self._batch if self._drop else total
+
+    def _choices(self) -> Iterator[Numbers]:
+        return choices(self._sizes, self._weights, self._seed, to_the_end=self._all)
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return -(-self._total // self._batch)
+
+    def samples(self, batches: int) -> int:
+        return min(batches * self._batch, self._total)
+
+    def batches(self, done: int) -> Iterator[Numbers]:
+        skip, end = self.samples(done), self._total
+        had = np.zeros(len(self._members), np.int64)
+        held: list[Numbers] = []
+        taps: list[Tap] = []
+        at = room = 0
+        for block in self._choices():
+            chosen = block[: end - at]
+            at += len(chosen)
+            if skip:
+                passed, chosen = chosen[:skip], chosen[skip:]
+                skip -= len(passed)
+                had += np.bincount(passed, minlength=len(had))
+            if not len(chosen):
+                continue
+            taps = taps or [member.stream(self._worker, int(n)) for member, n in zip(self._members, had, strict=True)]
+            numbers = np.empty(len(chosen), np.int64)
+            for number, tap in enumerate(taps):
+                places = np.flatnonzero(chosen == number)
+                if len(places):
+                    numbers[places] = tap.take(len(places))
+            while len(numbers):
+                room = room or self._batch
+                held.append(numbers[:room])
+                numbers = numbers[room:]
+                room -= len(held[-1])
+                if not room:
+                    yield np.concatenate(held)
+                    held = []
+        if held:
+            yield np.concatenate(held)
+
+
+class PerStream(Blend):
+    """A dataset is chosen for each batch, another one than before; where it ends, its last batch is short."""
+
+    def __init__(self, members: Sequence[_Member], rules: MixRules, worker: int, weights: Sequence[float], batch: int) -> None:
+        self._members, self._worker, self._weights = members, worker, weights
+        self._widths = rules.batches or (batch,) * len(members)
+        self._seed, self._all = rules.seed, rules.to_the_end
+        self._sizes = [member.of_worker(worker) for member in members]
+
+    def _choices(self) -> Iterator[tuple[int, int]]:
+        return batch_choices(self._sizes, self._weights, self._widths, self._seed, to_the_end=self._all)
+
+    @lazy
+    def count(self) -> int:  # type: ignore[override]
+        if self._all:
+            return sum(-(-size // width) for size, width in zip(self._sizes, self._widths, strict=True))
+        return sum(1 for _ in self._choices())
+
+    def samples(self, batches: int) -> int:
+        return sum(size for _, size in islice(self._choices(), batches))
+
+    def batches(self, done: int) -> Iterator[Numbers]:
+        chosen = self._choices()
+        had = [0] * len(self._members)
+        for number, size in islice(chosen, done):
+            had[number] += size
+        taps = [member.stream(self._worker, skip) for member, skip in zip(self._members, had, strict=True)]
+        return (taps[number].take(size) for number, size in chosen)
+
+
+class Zipped(Blend):
+    """One sample from each dataset; rows of the epoch, a number of the row in it, and the numbers of the samples."""
+
+    def __init__(self, members: Sequence[_Member], rules: MixRules, worker: int, workers: int, batch: int) -> None:
+        self._members, self._worker, self._batch, self._epoch = members, worker, batch, rules.epoch
+        self._begin = 0
+        if rules.length is None:
+            self._cycles, self._total = False, min(member.of_worker(worker) for member in members)
+        elif rules.length == -1:
+            self._cycles, self._total = True, ENDLESS * batch
+        else:
+            even, extra = divmod(rules.length, workers)
+            self._cycles, self._total = True, even + (worker % workers < extra)
+            self._begin = (rules.epoch - 1) * self._total if rules.go_on else 0
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return -(-self._total // self._batch)
+
+    def samples(self, batches: int) -> int:
+        return min(batches * self._batch, self._total)
+
+    def batches(self, done: int) -> Iterator[Numbers]:
+        at, begin = self.samples(done), self._begin
+        if self._cycles:
+            taps = [member.endless(self._worker, begin + at) for member in self._members]
+        else:
+            taps = [member.stream(self._worker, at) for member in self._members]
+        while at < self._total:
+            size = min(self._batch, self._total - at)
+            rows = np.arange(at, at + size) + self._worker * _PER_WORKER
+            yield np.stack([np.full(size, self._epoch), rows, *(tap.take(size) for tap in taps)], axis=1)
+            at += size
+
+
+def choices(sizes: Sequence[int], weights: Sequence[float], seed: int, *, to_the_end: bool) -> Iterator[Numbers]:
+    """Yield numbers of datasets, as ``random.Random(seed).choices`` draws them one by one, in blocks.
+
+    A dataset that is drawn when it has no more samples is left out from there on, or ends it all.
+    """
+    draw = _generator(seed)
+    left = np.array(sizes, np.int64)
+    alive = [number for number, weight in enumerate(weights) if weight > 0]
+    drawn = draw.random_sample(0)
+    while alive:
+        if len(alive) == 1:
+            (number,) = alive
+            for at in range(0, int(left[number]), _BLOCK):
+                yield np.full(min(_BLOCK, int(left[number]) - at), number)
+            return
+        if not len(drawn):
+            drawn = draw.random_sample(_BLOCK)
+        sums = np.array(list(accumulate(weights[number] for number in alive)))
+        chosen = np.array(alive)[np.minimum(np.searchsorted(sums, drawn * sums[-1], "right"), len(alive) - 1)]
+        end, out = len(chosen), None
+        for number in alive:
+            places = np.flatnonzero(chosen == number)
+            if len(places) > left[number] and places[left[number]] < end:
+                end, out = int(places[left[number]]), number
+        yield chosen[:end]
+        left -= np.bincount(chosen[:end], minlength=len(left))
+        drawn = drawn[end + 1 :]
+        if out is not None:
+            if not to_the_end:
+                return
+            alive.remove(out)
+
+
+def _generator(seed: int) -> np.random.RandomState:
+    """Return numpy's generator in the state of Python's, of which it is the same."""
+    _, state, _ = random.Random(seed).getstate()
+    generator = np.random.RandomState()
+    generator.set_state(("MT19937", np.array(state[:-1], np.uint32), state[-1]))
+    return generator
+
+
+def batch_choices(
+    sizes: Sequence[int], weights: Sequence[float], widths: Sequence[int], seed: int, *, to_the_end: bool
+) -> Iterator[tuple[int, int]]:
+    """Yield a dataset for each batch, never the same twice in a row while there is another one, and the size of the batch."""
+    draw = random.Random(seed)
+    left = list(sizes)
+    alive = [number for number, weight in enumerate(weights) if weight > 0]
+    last = -1
+    while alive:
+        number = alive[0]
+        if len(alive) > 1:
+            shares = [weights[each] for each in alive]
+            while (number := draw.choices(alive, shares)[0]) == last:
+                pass
+        size = min(left[number], widths[number])
+        last = number
+        if size:
+            left[number] -= size
+            yield number, size
+        if size < widths[number]:
+            if not to_the_end:
+                return
+            alive.remove(number)

@@ -1,0 +1,318 @@
+"""What datasets made of several others share: versions, states, and reading through the loader or alone."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from liveset.errors import StateMismatch
+from liveset.read.dataset import StreamingDataset
+from liveset.read.epoch import Rules, Run, Stretch
+from liveset.read.grid import detect_grid, find_ranks, worker_info
+from liveset.read.mixing import MixedEpoch, MixRules
+from liveset.read.state import Progress, next_stretches, to_state
+from liveset.read.training import Training, check_rank
+
+
+class Mixture(ABC):
+    """Several datasets as one, to a training loop.
+
+    Args:
+        datasets: what it is made of.
+        seed: of what is chosen at random.
+        force_override_state_dict: only warn where a state that is loaded differs in a setting.
+    """
+
+    batch_size: int | Sequence[int] = 1
+    num_workers = 1
+    current_epoch = 1
+
+    _kind: str
+    _resumed: Progress | None = None
+    _ranks: tuple[int, int] | None = None
+    _seen: tuple[Any, ...] = ()
+
+    def __init__(self, datasets: Sequence[StreamingDataset], seed: int, *, force_override_state_dict: bool) -> None:
+        for dataset in datasets:
+            if not isinstance(dataset, StreamingDataset):
+                raise RuntimeError(f"The provided datasets should be instances of the StreamingDataset. Found {type(dataset).__name__}.")
+        if not datasets:
+            raise ValueError("there are no datasets: give a list of at least one StreamingDataset.")
+        self.datasets = list(datasets)
+        self.seed, self._forced = seed, force_override_state_dict
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_ranks": find_ranks(), "_seen": ()}
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # torch asks for it in isinstance(), and may have been imported after liveset
+        data = sys.modules.get("torch.utils.data")
+        if data is not None and not issubclass(Mixture, data.IterableDataset):
+            data.IterableDataset.register(Mixture)
+        return type(self)
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of all datasets together."""
+        return sum(dataset.samples for dataset in self.datasets)
+
+    # --- one pass ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def rules(self, epoch: int, *, pad: bool) -> MixRules:
+        """Return what the order of an epoch depends on, besides the readers."""
+
+    def epoch(self, rules: MixRules, stretches: Sequence[Stretch]) -> MixedEpoch:
+        """Return an epoch as batches of runs."""
+        return MixedEpoch([dataset._sizes for dataset in self.datasets], rules, stretches)
+
+    @property
+    def _width(self) -> int:
+        return self.batch_size if isinstance(self.batch_size, int) else max(self.batch_size)
+
+    def __len__(self) -> int:
+        """Number of samples that the workers of this rank read in an epoch."""
+        return self.get_len(self.num_workers, self._width)
+
+    def get_len(self, num_workers: int, batch_size: int) -> int:
+        """Return the length for another number of workers and another batch size."""
+        grid = detect_grid(workers=num_workers, batch=batch_size, ranks=self._ranks)
+        rules = self.rules(self.current_epoch, pad=False)
+        epoch = self.epoch(rules, (Stretch(grid.world, max(num_workers, 1), batch_size, 0),))
+        return epoch.samples(grid.rank, epoch.count(grid.rank))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Start a new pass over the samples of this rank and worker; ``current_epoch`` grows when it is exhausted."""
+        grid = detect_grid(workers=1, batch=self._width, ranks=self._ranks)
+        batches = self._resume(grid.world, grid.rank) if self._resumed is not None else None
+        if batches is None:
+            epoch = self.epoch(self.rules(self.current_epoch, pad=False), (Stretch(grid.world, grid.workers, self._width, 0),))
+            batches = epoch.worker(grid.rank * grid.workers + grid.worker)
+        return self._read(self.as_of_now(), batches)
+
+    def _read(self, now: Self, batches: Iterator[list[Run]]) -> Iterator[Any]:
+        for runs in batches:
+            for number, slots in now.places(runs):
+                chunk = now.chunk(number)
+                yield from map(chunk.read, slots.tolist())
+        self.current_epoch += 1
+
+    def _resume(self, world: int, rank: int) -> Iterator[list[Run]] | None:
+        """Take the state that was loaded, and return the rest of its epoch; None if the next epoch begins."""
+        if worker_info() is not None:
+            raise RuntimeError(
+                "a state was loaded into this dataset, and several loader workers would each go on with it, in every epoch anew: load it "
+                "into a liveset.StreamingDataLoader, or use num_workers=0."
+            )
+        progress = self.take_resumed()
+        assert progress is not None
+        self.current_epoch = progress.rules.epoch + progress.finished
+        if progress.finished:
+            return None
+        check_rank(progress, world, rank)
+        stretches = next_stretches(progress, world, 1, progress.stretches[-1].batch)
+        return self.epoch(progress.rules, stretches).batches(rank)
+
+    # --- for loaders -------------------------------------------------------------------------------------------------
+
+    @property
+    def transforms(self) -> tuple[Callable[[Any], Any], ...]:
+        """What is applied to each sample besides what its chunk does."""
+        return ()
+
+    def as_of_now(self) -> Self:
+        """Return a copy that stays at the versions that are read now; it shares the open chunks."""
+        other = copy.copy(self)
+        other.datasets = [dataset.as_of_now() for dataset in self.datasets]
+        return other
+
+    @property
+    def opened(self) -> object:
+        """The open chunks of the versions that are read, as an identity."""
+        now = tuple(dataset.opened for dataset in self.datasets)
+        if len(now) != len(self._seen) or any(a is not b for a, b in zip(now, self._seen, strict=True)):
+            self._seen = now
+        return self._seen
+
+    def following(self, epoch: MixedEpoch, rank: int) -> dict[int, int]:  # noqa: ARG002 - where batches are of many chunks at once
+        """Return for each chunk which one a worker reads after it."""
+        return {}
+
+    def batch_decoder(self, collate: Callable[[Sequence[Any]], Any]) -> Any:  # noqa: ARG002 - where there is none
+        """Return what decodes whole batches of the samples."""
+        return _Unsupported()
+
+    @abstractmethod
+    def places(self, runs: Sequence[Run]) -> list[Run]:
+        """Return runs as numbers of chunks, and what those are asked for."""
+
+    @abstractmethod
+    def chunk(self, number: int) -> Any:
+        """Return what reads the samples of a place."""
+
+    @abstractmethod
+    def sample_size(self, number: int) -> float:
+        """Return the mean stored size of the samples of a place."""
+
+    @abstractmethod
+    def describe_place(self, number: int, slot: Any) -> tuple[int, str | int | None, str]:
+        """Return position, key and chunk file of a sample."""
+
+    # --- states ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _settings(self, rules: MixRules) -> dict[str, Any]:
+        """Return what rules have besides those of the datasets, as plain numbers and text."""
+
+    @abstractmethod
+    def _rules_of(self, settings: Mapping[str, Any], epoch: int, members: Sequence[Rules]) -> MixRules:
+        """Return the rules that have such settings."""
+
+    def state_dict(self, num_samples_yielded: int = 0, num_workers: int | None = None, batch_size: int | None = None) -> dict[str, Any]:
+        """Return the state of a pass that has had so many samples, to be loaded by ``load_state_dict``.
+
+        A ``StreamingDataLoader`` has a ``state_dict`` that counts for itself; this one is for loops over the dataset.
+
+        Args:
+            num_samples_yielded: samples that this rank has had in the current epoch: whole batches, or all.
+            num_workers: loader workers of the rank.
+            batch_size: samples per batch.
+
+        Raises:
+            RuntimeError: a loader worker asks.
+            ValueError: the number of samples is too large, or not one of whole batches.
+        """
+        if worker_info() is not None:
+            raise RuntimeError("The method `state_dict` should only be called in the main process.")
+        workers = max(self.num_workers if num_workers is None else num_workers, 1)
+        batch = self._width if batch_size is None else batch_size
+        world, rank = find_ranks()
+        rules, stretch = self.rules(self.current_epoch, pad=False), Stretch(world, workers, batch, 0)
+        epoch = self.epoch(rules, (stretch,))
+        batches = -(-num_samples_yielded // batch)
+        while (have := epoch.samples(rank, batches)) < num_samples_yielded and epoch.samples(rank, batches + 1) > have:
+            batches += 1
+        if have != num_samples_yielded:
+            raise ValueError(f"num_samples_yielded={num_samples_yielded} is no number of batches of {batch} in this epoch.")
+        return self.state_of(Progress(rules, (stretch._replace(batches=batches),), rank, have, finished=False), workers)
+
+    def state_of(self, progress: Progress, workers: int) -> dict[str, Any]:
+        """Return the state of a loop that is so far: one of each dataset, by its number, and what they have in common."""
+        first = progress.stretches[0]._replace(batches=0)
+        state: dict[str, Any] = {}
+        for number, (dataset, rules) in enumerate(zip(self.datasets, progress.rules.members, strict=True)):
+            state[str(number)] = to_state(Progress(rules, (first,), progress.rank, 0, finished=False), dataset.identity, workers)
+        common = {
+            "kind": self._kind,
+            "current_epoch": progress.rules.epoch,
+            "num_samples_yielded": progress.samples,
+            "rank": progress.rank,
+            "stretches": [list(stretch) for stretch in progress.stretches],
+            "finished": progress.finished,
+        }
+        return state | {"mixture": common | self._settings(progress.rules)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next pass go on where a state was taken: with the same samples, in the same order, of the same versions.
+
+        Args:
+            state_dict: what ``state_dict`` returned, on this rank.
+
+        Raises:
+            StateMismatch: the state is of other datasets, or of other settings (with ``force_override_state_dict=True`` a warning, and
+                the epoch of the state ends as it began); also a ``ValueError``.
+        """
+        self._resumed = self.progress_of(state_dict)
+
+    def reset_state_dict(self) -> None:
+        """Forget a state that was loaded: the next pass is a whole one."""
+        self._resumed = None
+
+    def reset(self) -> None:
+        """Begin again with epoch 1."""
+        self.reset_state_dict()
+        self.current_epoch = 1
+
+    def take_resumed(self) -> Progress | None:
+        """Return the state that was loaded, once."""
+        progress, self._resumed = self._resumed, None
+        return progress
+
+    def progress_of(self, state: Mapping[str, Any]) -> Progress:
+        """Check a state, move to its versions, and return how far it is; nothing has changed when this raises ``StateMismatch``."""
+        common = state.get("mixture")
+        if not isinstance(common, Mapping) or common.get("kind") != self._kind:
+            raise StateMismatch(
+                f"this is no state of a {type(self).__name__}: give load_state_dict() what state_dict() returned. States of other programs "
+                "cannot be read."
+            )
+        numbers = [str(number) for number in range(len(self.datasets))]
+        if len(state) != len(numbers) + 1 or any(number not in state for number in numbers):
+            raise StateMismatch(f"the state is of {len(state) - 1} datasets, and here are {len(numbers)}: give the same ones, in their order.")
+        self._check_settings(common)
+        moved = [copy.copy(dataset) for dataset in self.datasets]
+        members = []
+        for number, dataset in zip(numbers, moved, strict=True):
+            dataset._forced |= self._forced
+            try:
+                members.append(dataset.progress_of(state[number]).rules)
+            except StateMismatch as error:
+                raise StateMismatch(f"dataset {number}: {error}") from error
+        try:
+            rules = self._rules_of(common, int(common["current_epoch"]), members)
+            stretches = tuple(Stretch(*map(int, stretch)) for stretch in common["stretches"])
+            progress = Progress(rules, stretches, int(common["rank"]), int(common["num_samples_yielded"]), bool(common["finished"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateMismatch(f"the state is damaged ({type(error).__name__}: {error}).") from error
+        for dataset, other in zip(self.datasets, moved, strict=True):
+            dataset.__dict__.update(other.__dict__ | {"_forced": dataset._forced})
+        return progress
+
+    def _check_settings(self, common: Mapping[str, Any]) -> None:
+        for name, now in self._settings(self.rules(self.current_epoch, pad=False)).items():
+            if common.get(name) != now:
+                text = f"The provided `{name}` state doesn't match the current one. Found `{now}` instead of `{common.get(name)}`."
+                if not self._forced:
+                    raise StateMismatch(f"{text} Give the value of the state, or force_override_state_dict=True.")
+                warnings.warn(f"{text} The epoch of the state ends as it began.", stacklevel=5)
+
+    # --- settings ----------------------------------------------------------------------------------------------------
+
+    def set_epoch(self, current_epoch: int) -> None:
+        """Choose the epoch (from 1) of the next pass."""
+        self.current_epoch = current_epoch
+
+    def set_shuffle(self, shuffle: bool) -> None:
+        """Turn shuffling on or off, in all datasets, for the next pass."""
+        for dataset in self.datasets:
+            dataset.set_shuffle(shuffle)
+
+    def set_drop_last(self, drop_last: bool) -> None:
+        """Choose whether all ranks get the same number of samples."""
+        for dataset in self.datasets:
+            dataset.set_drop_last(drop_last)
+
+    def set_batch_size(self, batch_size: int | Sequence[int]) -> None:
+        """Set the batch size that the split over workers is made for."""
+        self.batch_size = batch_size
+
+    def set_num_workers(self, num_workers: int) -> None:
+        """Set the number of loader workers that the length is told for."""
+        self.num_workers = max(num_workers, 1)
+
+    def refresh(self) -> bool:
+        """Move all datasets to their newest versions, and return whether any of them is another one than before."""
+        return any([dataset.refresh() for dataset in self.datasets])
+
+
+class _Unsupported:
+    """In place of a decoder of batches: samples are read one by one."""
+
+    supported = False
+
+
+Training.register(Mixture)  # what loaders take

@@ -1,0 +1,156 @@
+"""Reads one batch: a list of places to a collated batch, in whatever process or thread it is wanted."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from liveset.errors import BadSample, DatasetError, MissingDependency, NotFound, PickleRefused, StorageError, UnsupportedFormat
+from liveset.format.batch import BatchDecoder, part_of
+from liveset.read.epoch import Run
+from liveset.read.training import Training
+
+OnError: TypeAlias = Literal["raise", "skip"]
+Collate: TypeAlias = Callable[[list[Any]], Any]
+
+# What says nothing about a single sample: the storage, the installation, or the arguments of the dataset.
+_NOT_THE_SAMPLE = (NotFound, StorageError, MissingDependency, PickleRefused, UnsupportedFormat)
+
+
+class Task(NamedTuple):
+    """One batch that is to be read.
+
+    Attributes:
+        places: of its samples: numbers of chunks, and slots in each.
+        ahead: the chunk that it ends in, and those that the same reader is going to read after it, where they are fetched from afar.
+    """
+
+    places: list[Run]
+    ahead: tuple[int, ...] = ()
+
+
+class Fetched(NamedTuple):
+    """A batch on its way to the training loop.
+
+    Attributes:
+        batch: as the loop gets it.
+        samples: how many are in it.
+        skipped: samples that were left out because they could not be read.
+        error: the sample that could not be read, where that ends the loop.
+    """
+
+    batch: Any
+    samples: int
+    skipped: tuple[BadSample, ...] = ()
+    error: BadSample | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """How a whole batch is decoded at once.
+
+    Attributes:
+        collate: what puts values together that are decoded one by one.
+        finish: what is applied to the batch, such as making tensors of its arrays.
+    """
+
+    collate: Callable[[Any], Any]
+    finish: Callable[[Any], Any]
+
+
+class BatchReader:
+    """A map-style dataset whose items are batches, and whose indices are tasks.
+
+    Args:
+        dataset: what is read; it stays at its version.
+        collate: what makes a batch of samples.
+        on_error: whether a sample that cannot be read ends the loop or is left out.
+        together: how to decode a batch at once, where ``collate`` does nothing that this would not do.
+    """
+
+    def __init__(self, dataset: Training, collate: Collate, on_error: OnError, together: Together | None = None) -> None:
+        self.dataset, self._collate, self._skip = dataset, collate, on_error == "skip"
+        self._together = together if isinstance(dataset, Training) and not dataset.transforms else None
+        self._decoder: BatchDecoder | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_decoder": None}
+
+    @property
+    def version(self) -> object:
+        """What is read, to be compared by ``is``."""
+        return self.dataset.opened
+
+    def __getitem__(self, task: Task) -> Fetched:
+        places = task.places
+        if task.ahead:
+            self.dataset.expect(task.ahead)
+        if self._together is not None:
+            try:
+                fetched = self._at_once(places, self._together)
+            except _NOT_THE_SAMPLE:
+                raise
+            except Exception:  # which sample it is, and whether it is left out, shows when they are read one by one
+                fetched = None
+            if fetched is not None:
+                return fetched
+        return self._one_by_one(places)
+
+    def _at_once(self, places: Sequence[Run], together: Together) -> Fetched | None:
+        if self._decoder is None:
+            self._decoder = self.dataset.batch_decoder(together.collate)
+        if not self._decoder.supported:
+            self._together = None
+            return None
+        parts = []
+        for number, slots in places:
+            part = part_of(self.dataset.chunk(number), slots)
+            if part is None:
+                return None
+            parts.append(part)
+        return Fetched(together.finish(self._decoder.decode(parts)), sum(len(slots) for _, slots in places))
+
+    def _one_by_one(self, places: Sequence[Run]) -> Fetched:
+        samples: list[Any] = []
+        skipped: list[BadSample] = []
+        for number, slots in places:
+            for slot in slots.tolist():
+                try:
+                    samples.append(self._read(number, slot))
+                except _NOT_THE_SAMPLE:
+                    raise
+                except Exception as error:
+                    bad = self._explain(number, slot, error)
+                    if not self._skip:
+                        return Fetched(None, 0, error=bad)
+                    skipped.append(bad)
+        return Fetched(self._collate(samples) if samples else None, len(samples), tuple(skipped))
+
+    def _read(self, number: int, slot: int) -> Any:
+        dataset = self.dataset
+        sample = dataset.chunk(number).read(slot)
+        for transform in dataset.transforms:
+            sample = transform(sample)
+        return sample
+
+    def _explain(self, number: int, slot: int, error: Exception) -> BadSample:
+        try:
+            position, key, file = self.dataset.describe_place(number, slot)
+        except DatasetError:  # the keys cannot be read either
+            position, key, file = -1, None, f"chunk {number}"
+        named = f"key {key!r}, " if key is not None else ""
+        bad = BadSample(
+            f"the sample at position {position} ({named}slot {slot} of {file}) cannot be read: {type(error).__name__}: {error}\n"
+            "Mend or delete it, or pass on_error='skip' to leave such samples out.",
+            position=position,
+            key=key,
+            chunk=file,
+            slot=slot,
+        )
+        bad.__cause__ = error
+        if multiprocessing.parent_process() is not None:  # a cause does not survive the way to another process
+            bad.add_note("".join(traceback.format_exception(error)).rstrip())
+        return bad

@@ -1,0 +1,392 @@
+"""The samples of a dataset in training order: one pass per epoch, split over ranks and workers, and states to go on from."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, pairwise, repeat
+from typing import Any, Self
+
+from liveset.errors import NotFound, StateMismatch, VersionExpired, VersionNotFound
+from liveset.format.batch import BatchDecoder
+from liveset.format.chunk import Chunk
+from liveset.keystore import open_keys
+from liveset.lease import Lease
+from liveset.read.chunks import OpenChunks
+from liveset.read.epoch import Epoch, Rules, Run, Stretch
+from liveset.read.grid import detect_grid, find_ranks, worker_info
+from liveset.read.opened import Opened, open_version
+from liveset.read.plan import Grid, Region, Share, positions, rank_length, region_order, shares
+from liveset.read.state import Identity, Progress, from_state, next_stretches, to_state
+from liveset.snapshot import Snapshot, entries, open_snapshot
+
+
+class Training(Opened):
+    """What a dataset object is to a training loop."""
+
+    shuffle: bool
+    drop_last: bool | None
+    seed: int
+    batch_size: int
+    num_workers: int
+    current_epoch: int
+
+    _window: int
+    _transforms: tuple[Callable[[Any], Any], ...]
+    _regions: list[Region]
+    _sizes: list[int]
+    _length: int
+    # Whether load_state_dict() may open the version of the state, and whether it only warns where the state differs in a setting.
+    _stays: bool
+    _forced: bool
+    _resumed: Progress | None = None
+    _identity: Identity | None = None
+    _ranks: tuple[int, int] | None = None
+
+    def _choose(self, snapshot: Snapshot) -> list[Region]:
+        """Return the samples of a version that this dataset reads, where it may move to that version."""
+        raise NotImplementedError
+
+    def _arrange(self, regions: list[Region]) -> None:
+        raise NotImplementedError
+
+    # --- one pass ----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Number of samples that the workers of this rank read in an epoch."""
+        return self.get_len(self.num_workers, self.batch_size)
+
+    def get_len(self, num_workers: int, batch_size: int) -> int:
+        """Return the length for another number of workers and another batch size."""
+        grid = detect_grid(workers=num_workers, batch=batch_size, ranks=self._ranks)
+        return rank_length(self._length, Grid(grid.world, grid.rank, max(num_workers, 1), 0, batch_size), self._drops_last(grid))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Start a new pass over the samples of this rank and worker; ``current_epoch`` grows when it is exhausted."""
+        grid = detect_grid(workers=1, batch=self.batch_size, ranks=self._ranks)
+        chunks, regions = self._chunks, self._regions  # those of now, whatever is opened before the pass ends
+        parts = self._resume(grid, chunks, regions) if self._resumed is not None else None
+        if parts is None:
+            order = region_order(len(regions), shuffle=self.shuffle, seed=self.seed, epoch=self.current_epoch)
+            mine = shares(self._sizes, order, grid, self._drops_last(grid))
+            if chunks is not None:
+                chunks.expect([regions[share.region].chunk for share in mine])
+            parts = map(partial(self._read_share, chunks, regions), mine, repeat(self.current_epoch))
+        samples: Iterator[Any] = chain.from_iterable(chain(parts, self._end_of_epoch()))
+        for transform in self._transforms:
+            samples = map(transform, samples)
+        return samples
+
+    def _read_share(self, chunks: OpenChunks | None, regions: Sequence[Region], share: Share, epoch: int) -> Iterator[Any]:
+        assert chunks is not None
+        number, first, _ = regions[share.region]
+        chunk = chunks.whole(number)
+        if not self.shuffle:
+            return chunk.iterate(first + share.start, first + share.stop)
+        order = positions(share, len(regions), seed=self.seed, epoch=epoch, window=self._window)
+        return map(chunk.read, (order + first).tolist())
+
+    def _resume(self, grid: Grid, chunks: OpenChunks | None, regions: Sequence[Region]) -> Iterator[Iterator[Any]] | None:
+        """Take the state that was loaded, and return the rest of its epoch; None if the next epoch begins."""
+        if worker_info() is not None:
+            raise RuntimeError(
+                "a state was loaded into this dataset, and several loader workers would each go on with it, in every epoch anew: load it "
+                "into a liveset.StreamingDataLoader, or use num_workers=0."
+            )
+        progress = self.take_resumed()
+        assert progress is not None
+        self.current_epoch = progress.rules.epoch + progress.finished
+        if progress.finished:
+            return None
+        check_rank(progress, grid.world, grid.rank)
+        stretches = next_stretches(progress, grid.world, 1, progress.stretches[-1].batch)
+        batches = Epoch(self._sizes, progress.rules, stretches).batches(grid.rank)
+        return (self._read_run(chunks, regions, run) for batch in batches for run in batch)
+
+    @staticmethod
+    def _read_run(chunks: OpenChunks | None, regions: Sequence[Region], run: Run) -> Iterator[Any]:
+        assert chunks is not None
+        number, first, _ = regions[run[0]]
+        return map(chunks.whole(number).read, (run[1] + first).tolist())
+
+    def _end_of_epoch(self) -> Iterator[tuple[()]]:
+        """Yield no sample, when all have been read."""
+        self.current_epoch += 1
+        yield ()
+
+    def _drops_last(self, grid: Grid) -> bool:
+        return grid.world > 1 if self.drop_last is None else self.drop_last
+
+    # --- for loaders -------------------------------------------------------------------------------------------------
+
+    @property
+    def transforms(self) -> tuple[Callable[[Any], Any], ...]:
+        """What is applied to each sample in turn."""
+        return self._transforms
+
+    def as_of_now(self) -> Self:
+        """Return a copy that stays at the version that is read now; it shares the open chunks."""
+        return copy.copy(self)
+
+    def rules(self, epoch: int, *, pad: bool) -> Rules:
+        """Return what the order of an epoch depends on, besides the readers."""
+        return Rules(self.seed, epoch, self.shuffle, self._window, self.drop_last, pad)
+
+    def epoch(self, rules: Rules, stretches: Sequence[Stretch]) -> Epoch:
+        """Return an epoch as batches of runs."""
+        return Epoch(self._sizes, rules, stretches)
+
+    def places(self, runs: Iterable[Run]) -> list[Run]:
+        """Return runs of samples with numbers of chunks and slots, instead of regions and offsets."""
+        regions = self._regions
+        return [(regions[number].chunk, offsets + regions[number].start) for number, offsets in runs]
+
+    @property
+    def opened(self) -> object:
+        """The open chunks of the version that is read, as an identity."""
+        return self._chunks
+
+    def chunk(self, number: int) -> Chunk:
+        """Return the open chunk with a number."""
+        assert self._chunks is not None
+        return self._chunks.whole(number)
+
+    def following(self, epoch: Epoch, rank: int) -> dict[int, int]:
+        """Return for each chunk which one a worker reads after it, where chunks are worth fetching ahead."""
+        if not self._snapshot.store.remote:
+            return {}
+        streams = ([self._regions[region].chunk for region in stream] for stream in epoch.streams(rank))
+        return {chunk: after for stream in streams for chunk, after in pairwise(stream)}
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Tell which chunks will be read next."""
+        if self._chunks is not None:
+            self._chunks.expect(numbers)
+
+    def batch_decoder(self, collate: Callable[[Sequence[Any]], Any]) -> BatchDecoder:
+        """Return what decodes whole batches of the samples, without transforms."""
+        assert self._schema is not None
+        settings = self._settings
+        return BatchDecoder(
+            self._schema,
+            fields=settings.fields,
+            allow_pickle=settings.allow_pickle,
+            serializers=settings.serializers,
+            strict=not self._snapshot.index.has_foreign_chunks,
+            collate=collate,
+        )
+
+    def sample_size(self, number: int) -> float:
+        """Return the mean stored size of the samples of a chunk."""
+        record = self._snapshot.index.chunks[number]
+        return record.size / max(record.samples, 1)
+
+    def describe_place(self, number: int, slot: int) -> tuple[int, str | int | None, str]:
+        """Return position in the version, key and chunk file of a place; the key is None where there is none."""
+        position = self._snapshot.starts[number] + slot
+        keys = open_keys(self._snapshot)
+        key = keys.key_at(number, slot) if keys is not None else None
+        return position, key, self._snapshot.index.chunks[number].filename
+
+    # --- states ------------------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Identity:
+        """The version that is read, and which of its samples."""
+        if self._identity is None:
+            self._identity = Identity.of(self._snapshot, self._regions)
+        return self._identity
+
+    def state_dict(self, num_samples_yielded: int = 0, num_workers: int | None = None, batch_size: int | None = None) -> dict[str, Any]:
+        """Return the state of a pass that has had so many samples, to be loaded by ``load_state_dict``.
+
+        A ``StreamingDataLoader`` has a ``state_dict`` that counts for itself; this one is for loops over the dataset.
+
+        Args:
+            num_samples_yielded: samples that this rank has had in the current epoch: whole batches, or all.
+            num_workers: loader workers of the rank.
+            batch_size: samples per batch.
+
+        Raises:
+            RuntimeError: a loader worker asks.
+            ValueError: the number of samples is too large, or not one of whole batches.
+
+        Example:
+            >>> state = ds.state_dict(num_samples_yielded=7)
+            >>> ds.load_state_dict(state)
+            >>> len(list(ds))
+            113
+        """
+        if worker_info() is not None:
+            raise RuntimeError("The method `state_dict` should only be called in the main process.")
+        workers = max(self.num_workers if num_workers is None else num_workers, 1)
+        batch = self.batch_size if batch_size is None else batch_size
+        world, rank = find_ranks()
+        rules, stretches = self.rules(self.current_epoch, pad=False), (Stretch(world, workers, batch, 0),)
+        have = Epoch(self._sizes, rules, stretches).samples(rank, -(-self._length // batch))
+        if num_samples_yielded != have and (num_samples_yielded % batch or not 0 <= num_samples_yielded <= have):
+            raise ValueError(f"num_samples_yielded={num_samples_yielded} is no number of batches of {batch}, of {have:,} samples in all.")
+        stretches = (stretches[0]._replace(batches=-(-num_samples_yielded // batch)),)
+        return self.state_of(Progress(rules, stretches, rank, num_samples_yielded, finished=False), workers)
+
+    def state_of(self, progress: Progress, workers: int) -> dict[str, Any]:
+        """Return the state of a loop that is so far."""
+        return to_state(progress, self.identity, workers)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next pass go on where a state was taken: with the same samples, in the same order, of the same version.
+
+        The dataset moves to the version of the state. Where that version is gone, or where ``version=`` chose another one, it goes on
+        only if samples have merely been replaced since, each by a new value in its place. The number of ranks and the batch size may
+        differ: then the samples that are left are dealt out again, each once.
+
+        Args:
+            state_dict: what ``state_dict`` returned, on this rank.
+
+        Raises:
+            StateMismatch: the state is of another dataset, of other settings (with ``force_override_state_dict=True`` a warning, and
+                the epoch of the state ends as it began), or samples were added, deleted or moved; also a ``ValueError``.
+        """
+        self._resumed = self.progress_of(state_dict)
+
+    def reset_state_dict(self) -> None:
+        """Forget a state that was loaded: the next pass is a whole one."""
+        self._resumed = None
+
+    def reset(self) -> None:
+        """Begin again with epoch 1."""
+        self.reset_state_dict()
+        self.current_epoch = 1
+
+    def take_resumed(self) -> Progress | None:
+        """Return the state that was loaded, once."""
+        progress, self._resumed = self._resumed, None
+        return progress
+
+    def progress_of(self, state: Mapping[str, Any]) -> Progress:
+        """Check a state, move to its version, and return how far it is; nothing has changed when this raises ``StateMismatch``."""
+        progress, saved = from_state(state)
+        self._check_settings(state)
+        snapshot, lease = self._version_of(saved)
+        here = snapshot is None
+        regions = self._regions if snapshot is None else self._choose(snapshot)
+        identity = Identity.of(snapshot or self._snapshot, regions)
+        if identity.layout != saved.layout:
+            raise StateMismatch(self._moved(saved, identity))
+        if saved.version_id is None and identity.path != saved.path:
+            self._differs("input_dir path", identity.path, saved.path)
+        if here and (identity.version, identity.version_id) != (saved.version, saved.version_id):
+            warnings.warn(
+                f"the state is of version {saved.version} of {identity.path}, and goes on with version {identity.version}: samples that "
+                "were replaced since have their new values.",
+                stacklevel=3,
+            )
+        have = Epoch([stop - start for _, start, stop in regions], progress.rules, progress.stretches).count(progress.rank)
+        if progress.stretches[-1].batches > have:
+            raise StateMismatch(
+                f"the state has had {progress.stretches[-1].batches:,} batches, which is greater than the dataset length of {have:,}."
+            )
+        if snapshot is not None:
+            self._open(snapshot, lease)
+            self._arrange(regions)
+        return progress
+
+    def _check_settings(self, state: Mapping[str, Any]) -> None:
+        settings = {"shuffle": self.shuffle, "seed": self.seed, "item_loader": None}
+        for name, now in (settings | {"item_shuffle_window": self._window, "drop_last": self.drop_last}).items():
+            if state.get(name) != now:
+                self._differs(name, now, state.get(name))
+
+    def _differs(self, name: str, now: object, saved: object) -> None:
+        text = f"The provided `{name}` state doesn't match the current one. Found `{now}` instead of `{saved}`."
+        if not self._forced:
+            raise StateMismatch(f"{text} Give the dataset the value of the state, or force_override_state_dict=True.")
+        warnings.warn(f"{text} The epoch of the state ends as it began.", stacklevel=5)
+
+    def _version_of(self, saved: Identity) -> tuple[Snapshot | None, Lease | None]:
+        """Open the version of a state; None where the one that is open is read on."""
+        current = self._snapshot
+        if self._stays or (current.version, current.index.id) == (saved.version, saved.version_id):
+            return None, None
+        try:
+            snapshot, lease = open_version(current.store, saved.version, held=self._settings.pin)
+        except VersionExpired:
+            return None, None
+        except VersionNotFound as error:
+            raise StateMismatch(self._foreign(saved)) from error
+        if snapshot.index.id != saved.version_id:
+            if lease is not None:
+                lease.release()
+            raise StateMismatch(self._foreign(saved))
+        return snapshot, lease
+
+    def _foreign(self, saved: Identity) -> str:
+        return (
+            f"the state is of another dataset: of version {saved.version} of {saved.path} ({saved.samples:,} samples), a commit that "
+            f"{self.path} never had. Open that dataset, or start afresh without load_state_dict()."
+        )
+
+    def _moved(self, saved: Identity, now: Identity) -> str:
+        """Return what to say about a state whose places hold other samples now."""
+        if saved.files == now.files:
+            what = "another part of it is read (subset, subsample, or their seed)"
+        else:
+            what = f"{saved.samples:,} samples in {saved.chunks:,} chunks then, {now.samples:,} in {now.chunks:,} now"
+            since = self._since(saved, now)
+            what = f"{since}; {what}" if since else what
+        expired = self._expired(saved.version)
+        way = "That version is gone." if expired else f"Open it with version={saved.version} to go on exactly."
+        return (
+            f"the state is of version {saved.version} of {saved.path}, but version {now.version} of {now.path} is read, and it cannot go "
+            f"on there: {what}. {way} To start afresh, leave load_state_dict() out, or call reset_state_dict()."
+        )
+
+    def _since(self, saved: Identity, now: Identity) -> str:
+        if saved.version_id is None or now.version <= saved.version:
+            return ""
+        try:
+            commits = list(entries(self._snapshot.store, self._snapshot.index, above=saved.version))
+        except NotFound:
+            return ""
+        return "since then: " + ", ".join(f"{entry.op} (version {entry.version})" for entry in reversed(commits[-5:]))
+
+    def _expired(self, version: int) -> bool:
+        try:
+            open_snapshot(self._snapshot.store, version)
+        except NotFound:
+            return True
+        return False
+
+    # --- settings ----------------------------------------------------------------------------------------------------
+
+    def set_epoch(self, current_epoch: int) -> None:
+        """Choose the epoch (from 1) of the next pass."""
+        self.current_epoch = current_epoch
+
+    def set_shuffle(self, shuffle: bool) -> None:
+        """Turn shuffling on or off for the next pass."""
+        self.shuffle = shuffle
+
+    def set_drop_last(self, drop_last: bool) -> None:
+        """Choose whether all ranks get the same number of samples."""
+        self.drop_last = drop_last
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Set the batch size that the split over workers is made for."""
+        self.batch_size = batch_size
+
+    def set_num_workers(self, num_workers: int) -> None:
+        """Set the number of loader workers that the length is told for."""
+        self.num_workers = max(num_workers, 1)
+
+
+def check_rank(progress: Progress, world: int, rank: int) -> None:
+    """Warn if a rank goes on from the state of another one."""
+    if world == progress.stretches[-1].world and rank != progress.rank:
+        warnings.warn(
+            f"rank {rank} goes on from a state of rank {progress.rank}: after as many batches of its own, which is right only where all "
+            "ranks had as many when the state was taken.",
+            stacklevel=4,
+        )

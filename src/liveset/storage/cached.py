@@ -1,0 +1,107 @@
+"""The cached store: a store whose files are kept in a folder of this machine once they were fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Protocol
+
+from liveset.errors import Corrupt
+from liveset.storage.cache import ChunkCache
+from liveset.storage.store import Buffer, Entry, Head, Sink, Store, Swap, Tag, check_name
+
+__all__ = ["CachedStore", "Source"]
+
+
+class Source(Store, Protocol):
+    """A store that hands out whole files piece by piece."""
+
+    def download(self, name: str, sink: Sink, size: int = 0) -> None:
+        """Fetches a whole file; ``size`` is what is expected, 0 if nothing is."""
+
+
+class CachedStore:
+    """Passes everything on to a store, but keeps whole files that were read in a cache; they never change under their names."""
+
+    def __init__(self, source: Source, cache: ChunkCache, place: str) -> None:
+        self._source, self.cache, self._place = source, cache, place
+
+    @property
+    def url(self) -> str:
+        return self._source.url
+
+    @property
+    def remote(self) -> bool:
+        """True: what is not in the cache costs a transfer."""
+        return True
+
+    def __repr__(self) -> str:
+        return f"CachedStore({self._source!r})"
+
+    def map(self, name: str, size: int, content: str = "") -> memoryview:
+        """Read-only view of a whole file, fetched if it is not in the cache; ``Corrupt`` when it is shorter than ``size`` bytes."""
+        check, edition = _parted(content)
+        path = f"{self.url}/{check_name(name)}"
+
+        def download(sink: Sink) -> None:
+            self._source.download(name, sink, size)
+
+        view = self.cache.open(self._place, name, size, check, edition, download)
+        if len(view) < size:
+            raise Corrupt(f"{path} is truncated: it has {len(view)} of {size} bytes.", file=path)
+        return view
+
+    def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
+        """The file if it is in the cache."""
+        check, edition = _parted(content)
+        return self.cache.peek(self._place, check_name(name), size, check, edition)
+
+    # What is passed on
+
+    def probe(self) -> None:
+        self._source.probe()
+
+    def exists(self) -> bool:
+        return self._source.exists()
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        return self._source.read(name, start, length)
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        return self._source.read_ranges(name, ranges)
+
+    def read_head(self) -> Head | None:
+        return self._source.read_head()
+
+    def write(self, name: str, data: Buffer | Sequence[Buffer]) -> None:
+        self._source.write(name, data)
+
+    def copy(self, source: str, name: str) -> None:
+        self._source.copy(source, name)
+
+    def write_once(self, name: str, data: bytes) -> None:
+        self._source.write_once(name, data)
+
+    def swap_head(self, data: bytes, expected: Tag | None, withdraw: Sequence[str] = ()) -> Swap:
+        return self._source.swap_head(data, expected, withdraw)
+
+    def publish(self, name: str, data: Buffer | Sequence[Buffer], head: Tag) -> bool:
+        return self._source.publish(name, data, head)
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        return self._source.list(prefix)
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        return self._source.exclusive()
+
+    def delete(self, names: Iterable[str]) -> None:
+        self._source.delete(names)
+
+    def now(self) -> datetime:
+        return self._source.now()
+
+
+def _parted(content: str) -> tuple[str, str]:
+    """What is known of the bytes: their checksum, or something that only tells them from others."""
+    return (content, "") if content.startswith("xxh3:") else ("", content)

@@ -1,0 +1,420 @@
+"""The requests to an object store, repeated while the store does not answer, with errors that name the object.
+
+Only ``storage.clients`` chooses between these requests and those of a helper process.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from liveset.errors import AccessDenied, DatasetError, MissingDependency, NotFound, StorageError
+from liveset.storage.location import Location, profile_credentials
+from liveset.storage.store import Buffer, Sink
+
+__all__ = ["CREATE", "DirectRequests", "Facts", "Requests", "runtime_used"]
+
+_log = logging.getLogger("liveset")
+T = TypeVar("T")
+
+CREATE = "create"
+"""The condition that no object has the key yet."""
+PART = 8 << 20
+"""Bytes asked for at once of an object that is fetched whole, and put at once of a large one."""
+FIRST_ANSWER = 5.0
+"""Seconds until a store that never answered in this process is given up: its address is likely to be wrong."""
+
+
+class Facts(NamedTuple):
+    """What a store says about an object."""
+
+    key: str
+    size: int
+    modified: datetime
+    tag: str
+    """Names one content of the object, for a conditional put."""
+
+
+class Requests(Protocol):
+    """The requests that a store is made of; keys are whole, ``NotFound`` names them."""
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        """The bytes of an object from ``start``; fewer where it ends earlier."""
+
+    def get_tagged(self, key: str) -> tuple[bytes, str]:
+        """An object and its tag, seen at one moment."""
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """Parts of an object (start, length), in parallel; those at its end may be shorter."""
+
+    def download(self, key: str, sink: Sink, size: int = 0) -> None:
+        """Fetches an object whole, piece by piece; ``size`` is what is expected, 0 if nothing is."""
+
+    def put(self, key: str, data: Sequence[Buffer], condition: str | None = None) -> str | None:
+        """Writes an object whole and returns its tag; None when the condition (``CREATE`` or a tag) refused it.
+
+        With a condition, an error or None does not tell whether the object was written: the answer may have been lost.
+        """
+
+    def list(self, folder: str) -> Iterator[Facts]:
+        """All objects below a folder."""
+
+    def facts(self, key: str) -> Facts:
+        """What the store says about one object."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Removes objects; missing ones are fine."""
+
+    def copy(self, source: str, key: str) -> None:
+        """Copies an object inside the store."""
+
+
+_used = False
+
+
+def runtime_used() -> bool:
+    """Tell whether this process, or one that it was forked from, has sent requests itself."""
+    return _used
+
+
+class DirectRequests:
+    """Requests that this process sends itself."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._answered = False
+        self._store: Any = None
+        self._making = threading.Lock()
+
+    # The requests
+
+    def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+        import obstore
+
+        if length == 0:
+            return b""
+        if start == 0 and length is None:
+            return bytes(self._send(key, "read", lambda store: obstore.get(store, key).bytes()))
+        try:
+            if length is None:
+                return bytes(self._send(key, "read", lambda store: obstore.get(store, key, options={"range": {"offset": start}}).bytes()))
+            return bytes(self._send(key, "read", lambda store: obstore.get_range(store, key, start=start, length=length)))
+        except _PastTheEnd:
+            return b""
+        except _NoRanges:
+            return self.get(key)[start:][:length]
+
+    def get_tagged(self, key: str) -> tuple[bytes, str]:
+        import obstore
+
+        def send(store: Any) -> tuple[bytes, str]:
+            answer = obstore.get(store, key)
+            return bytes(answer.bytes()), _tag(answer.meta)
+
+        return self._send(key, "read", send)
+
+    def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        import obstore
+
+        # The client can merge ranges itself, but panics where one of them begins behind the end of the object.
+        merged = merge_ranges(ranges, GAP)
+        if len(merged) > 1:
+            starts, ends = [start for start, _ in merged], [end for _, end in merged]
+            try:
+                found: Sequence[Any] = self._send(
+                    key, "read", lambda store: obstore.get_ranges(store, key, starts=starts, ends=ends, coalesce=0)
+                )
+            except (_PastTheEnd, _NoRanges):
+                return [self.get(key, *wanted) for wanted in ranges]
+        else:
+            found = [self.get(key, start, end - start) for start, end in merged]
+        parts = [(start, memoryview(data)) for (start, _), data in zip(merged, found, strict=True)]
+
+        def cut(start: int, length: int) -> bytes:
+            if not length:
+                return b""
+            begin, data = parts[bisect_right(parts, start, key=itemgetter(0)) - 1]
+            return bytes(data[start - begin : start - begin + length])
+
+        return [cut(start, length) for start, length in ranges]
+
+    def download(self, key: str, sink: Sink, size: int = 0) -> None:
+        import obstore
+
+        if 0 < size <= PART:
+            sink.write(self.get(key), 0)
+            return
+        at = 0
+
+        def go_on(store: Any) -> None:
+            nonlocal at
+            for part in obstore.get(store, key, options={"range": {"offset": at}} if at else None).stream(min_chunk_size=1 << 20):
+                sink.write(part, at)
+                at += len(part)
+
+        with suppress(_PastTheEnd):  # the connection was lost behind the last byte
+            self._send(key, "read", go_on, progress=lambda: at)
+
+    def put(self, key: str, data: Sequence[Buffer], condition: str | None = None) -> str | None:
+        import obstore
+
+        if condition is None:
+            return _tag(self._send(key, "write", lambda store: obstore.put(store, key, _parts(data), chunk_size=PART, max_concurrency=4)))
+        mode: Any = CREATE if condition == CREATE else msgspec.json.decode(condition)
+        whole = b"".join(data)
+        try:
+            return _tag(self._send(key, "write", lambda store: obstore.put(store, key, whole, mode=mode, use_multipart=False), once=True))
+        except _Refused:
+            return None
+
+    def list(self, folder: str) -> Iterator[Facts]:
+        import obstore
+
+        def send(store: Any) -> list[Any]:
+            return [entry for batch in obstore.list(store, prefix=folder or None) for entry in batch]
+
+        return (Facts(entry["path"], entry["size"], entry["last_modified"], _tag(entry)) for entry in self._send(folder, "list", send))
+
+    def facts(self, key: str) -> Facts:
+        import obstore
+
+        entry = self._send(key, "look at", lambda store: obstore.head(store, key))
+        return Facts(key, entry["size"], entry["last_modified"], _tag(entry))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        import obstore
+
+        for at in range(0, len(keys), BATCH):
+            batch = list(keys[at : at + BATCH])
+            try:
+                self._send(batch[0], "delete", partial(obstore.delete, paths=batch))
+            except NotFound:
+                for key in batch:  # some stores take a missing object for a failure, and may have stopped there
+                    with suppress(NotFound):
+                        self._send(key, "delete", partial(obstore.delete, paths=key))
+
+    def copy(self, source: str, key: str) -> None:
+        import obstore
+
+        self._send(source, "copy", lambda store: obstore.copy(store, source, key))
+
+    # How they are sent
+
+    def _send(self, key: str, action: str, request: Callable[[Any], T], *, once: bool = False, progress: Callable[[], int] = int) -> T:
+        """Sends a request until it is answered: again and again while the store is silent or busy, for a limited time.
+
+        With ``once`` only the client repeats it, which it does for moments: the caller has to find out what happened. ``progress`` tells
+        how far it came: the time is counted anew whenever it came any further.
+        """
+        global _used
+        _used = True
+        store = self._store or self._open()
+        begun, number, reached = time.monotonic(), 0, 0
+        while True:
+            try:
+                answer = request(store)
+            except Exception as error:
+                meaning = _explain(error, self._location, key, action)
+                if meaning is None:
+                    raise
+                if isinstance(meaning, _Refused) and not once:
+                    meaning = _Silent(f"cannot {action} {meaning.file}: the store is busy with the same object", file=meaning.file)
+                if not isinstance(meaning, _Silent):
+                    raise meaning from error
+                if progress() > reached:
+                    begun, number, reached = time.monotonic(), 0, progress()
+                patience = self._location.retry_timeout if self._answered else min(FIRST_ANSWER, self._location.retry_timeout)
+                if once or time.monotonic() - begun >= patience:
+                    raise meaning.error() from error
+                if number == 0:
+                    _log.warning("%s; trying again for up to %.0f s", meaning, patience)
+                time.sleep(random.uniform(0.1, min(10.0, 0.5 * 2 ** min(number, 8))))
+                number += 1
+            else:
+                self._answered = True
+                return answer
+
+    def _open(self) -> Any:
+        with self._making:
+            if self._store is None:
+                self._store = open_object_store(self._location)
+            return self._store
+
+
+def merge_ranges(ranges: Sequence[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
+    """The same bytes, given by start and length, as fewer ranges (start, end) in order: those with at most ``gap`` between them are one."""
+    merged: list[tuple[int, int]] = []
+    for start, length in sorted(ranges):
+        if merged and length and start <= merged[-1][1] + gap:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], start + length))
+        elif length:
+            merged.append((start, start + length))
+    return merged
+
+
+GAP = 64 << 10
+"""Two parts of an object that are nearer than this are asked for together."""
+BATCH = 250
+"""Objects deleted in one request; Azure takes up to 256."""
+
+
+def open_object_store(location: Location) -> Any:
+    """The client of obstore for a bucket; sends nothing."""
+    try:
+        import obstore.store as stores
+    except ImportError as error:
+        raise MissingDependency(f"{location.url} needs obstore: pip install 'liveset[remote]'", package="obstore") from error
+    from obstore.exceptions import BaseError
+
+    client = {"timeout": "60s", "connect_timeout": "5s", "pool_max_idle_per_host": "64", **location.client}
+    retry: Any = {
+        "max_retries": 4,
+        "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=3), "base": 2},
+        "retry_timeout": timedelta(seconds=120),
+    }
+    options: dict[str, Any] = {"client_options": client, "retry_config": retry}
+    kinds = {"s3": stores.S3Store, "gcs": stores.GCSStore, "azure": stores.AzureStore}
+    try:
+        if location.kind == "http":
+            return stores.HTTPStore.from_url(location.bucket, **options)
+        if (provider := profile_credentials(location)) is not None:
+            options["credential_provider"] = provider
+        return kinds[location.kind](location.bucket, config=dict(location.config), **options)
+    except (BaseError, ValueError, TypeError) as error:
+        raise ValueError(f"storage_options for {location.url} are not understood: {_first_line(error)}") from error
+
+
+def _tag(meta: Any) -> str:
+    return msgspec.json.encode({name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}).decode()
+
+
+def _parts(data: Sequence[Buffer]) -> Any:
+    """The buffers of a file for one put: a single one as it is, many small ones joined into few."""
+    if sum(memoryview(buffer).nbytes for buffer in data) <= PART:
+        return b"".join(data)
+    return _blocks(data)
+
+
+def _blocks(data: Sequence[Buffer]) -> Iterator[bytes]:
+    waiting: list[memoryview] = []
+    size = 0
+    for buffer in data:
+        view = memoryview(buffer).cast("B")
+        for at in range(0, len(view), PART):
+            piece = view[at : at + PART]
+            if size + len(piece) > PART:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+            waiting.append(piece)
+            size += len(piece)
+    yield b"".join(waiting)
+
+
+class _Refused(DatasetError):
+    """The condition of a put did not hold, or the object was written and the answer lost."""
+
+    file: str
+
+
+class _PastTheEnd(DatasetError):
+    """A range begins behind the end of the object."""
+
+
+class _NoRanges(DatasetError):
+    """The server only hands out whole objects."""
+
+
+class _Silent(DatasetError):
+    """No answer, or one that may be better later."""
+
+    def error(self) -> StorageError:
+        return StorageError(*self.args, **vars(self))
+
+
+def _explain(error: Exception, location: Location, key: str, action: str) -> DatasetError | None:
+    """What an error of the client means; None for those that are not its own."""
+    from obstore import exceptions
+
+    url = f"{location.url}/{key.removeprefix(location.prefix).lstrip('/')}".rstrip("/")
+    text = re.sub(r"(https?://[^/\s]*)\S*", r"\1", str(error))  # without names of objects, which may be anything
+    answered = re.search(r"status code: (\d{3})", text)
+    status = int(answered.group(1)) if answered else 0
+
+    def failed(reason: str) -> StorageError:
+        return StorageError(f"cannot {action} {url}: {reason}", file=url)
+
+    def denied(reason: str) -> AccessDenied:
+        return AccessDenied(f"cannot {action} {url}: {reason}", file=url)
+
+    if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+        return _Refused(f"{url} is not the expected one.", file=url)
+    if isinstance(error, FileNotFoundError):
+        if re.search(r"NoSuchBucket|ContainerNotFound|bucket does not exist", text):
+            return failed(f"there is no bucket {location.bucket!r} at {location.endpoint or location.kind}.")
+        return NotFound(f"{url} does not exist.", file=url)
+    if not isinstance(error, exceptions.BaseError | OSError):
+        return None
+    if re.search(r"ExpiredToken|TokenRefreshRequired|token (has )?expired|Signature not valid in the specified time", text, re.IGNORECASE):
+        return denied("the credentials have expired.")
+    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError) or re.search(
+        r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|AccessDenied|AuthenticationFailed", text
+    ):
+        return denied(
+            f"the store refuses it ({_reason(text)}). Check the credentials and their rights, or for a public bucket pass "
+            'storage_options={"skip_signature": True}.'
+        )
+    if re.search(_METADATA, str(error)):
+        return denied(
+            "no credentials were found. Set them in the environment or in storage_options, or for a public bucket pass "
+            'storage_options={"skip_signature": True}.'
+        )
+    if re.search(r"without LOCATION|PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint", text):
+        return failed('the bucket is in another region. Pass it as storage_options={"region": "..."}, or set AWS_REGION.')
+    if "InvalidCertificate" in text:
+        return failed(
+            f"the certificate of {location.endpoint or location.bucket} is not trusted. Pass the file of its authority as "
+            'storage_options={"verify": "ca.pem"}.'
+        )
+    if status == 416 or "Wanted range starting at" in text:
+        return _PastTheEnd(f"{url} ends earlier.", file=url)
+    if isinstance(error, exceptions.NotSupportedError):
+        return (_NoRanges if "Range request" in text else StorageError)(
+            f"cannot {action} {url}: this server cannot do that ({_first_line(text)}).", file=url
+        )
+    if "builder error" in text:
+        return failed(f"{location.endpoint or location.bucket} is not an address that works here.")
+    if (400 <= status < 500 or status == 501) and status not in _PASSING and "RequestTimeout" not in text:
+        return failed(f"the store refuses it ({_reason(text)}).")
+    return _Silent(f"cannot {action} {url}: the store does not answer ({_reason(text)})", file=url)
+
+
+_METADATA = r"//169\.254\.169\.254|//metadata\.google|/latest/(api/token|meta-data/)|Error getting credentials|MissingCredential"
+"""What is asked for credentials at last, where nothing else gives any."""
+_PASSING = (408, 409, 425, 429)
+"""Refusals that may be over soon."""
+
+
+def _reason(text: str) -> str:
+    """The telling part of an error of the client, whose text goes on with a dump of its fields."""
+    code = re.search(r"<Code>([^<]+)</Code>(?:.*?<Message>([^<]+)</Message>)?", text, re.DOTALL)
+    if code:
+        return " ".join(": ".join(part for part in code.groups() if part).split())
+    sources = re.findall(r"status (?:code )?(\d{3}[^\n:{]*)|error sending request|(?:message|error): \"([^\"]+)\"", text)
+    found = [part for pair in sources for part in pair if part]
+    return found[-1].strip() if found else _first_line(text)
+
+
+def _first_line(error: object) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,65 @@
+"""The training loop over an object store: batches, workers, states, and chunks that are fetched ahead."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import liveset
+from liveset.read.lightloader import StreamingDataLoader as LightLoader
+from liveset.storage import Place
+from tests.support.remote import place_at
+from tests.support.services import RemoteFolder
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def make(number: int) -> dict[str, Any]:
+    return {"id": f"k{number}", "i": number, "data": bytes([number]) * 2_000}
+
+
+@pytest.fixture(scope="module")
+def place(seaweedfs: Any) -> Place:
+    folder: RemoteFolder = seaweedfs.fresh()
+    liveset.optimize(make, range(60), place_at(folder), chunk_size=8, key_fn="id", num_workers=1, verbose=False)
+    return place_at(folder)
+
+
+def ids(batches: Any) -> list[list[int]]:
+    return [batch["i"].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_a_loop_over_a_bucket_stops_and_goes_on(place: Place, options: dict[str, Any]) -> None:
+    pytest.importorskip("torch")
+    loader = liveset.StreamingDataLoader(liveset.StreamingDataset(place, shuffle=True), batch_size=7, **options)
+    whole, second = ids(loader), ids(loader)
+    assert sorted(i for batch in whole for i in batch) == list(range(60))
+    loader.set_epoch(1)
+    for number, batch in enumerate(loader):
+        assert batch["i"].tolist() == whole[number]
+        if number == 3:
+            break
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert (state["dataset"]["input_dir_path"], state["dataset"]["input_dir_url"]) == (None, loader.dataset.path)  # type: ignore[attr-defined]
+    other = liveset.StreamingDataLoader(liveset.StreamingDataset(place, shuffle=True), batch_size=7, **options)
+    other.load_state_dict(state)
+    assert ids(other) == whole[4:]
+    assert ids(other) == second
+
+
+def test_the_chunks_that_a_worker_reads_next_are_fetched_ahead(place: Place) -> None:
+    ds = liveset.StreamingDataset(place, shuffle=True)
+    loader = LightLoader(ds, batch_size=4, num_workers=0)
+    batches = iter(loader)
+    order = [batch["i"][0] // 8 for batch in batches]
+    read = [chunk for place, chunk in enumerate(order) if place == 0 or order[place - 1] != chunk]
+    assert sorted(read) == list(range(8))
+    loader.set_epoch(1)
+    before = ds.as_of_now()
+    next(iter(loader))
+    chunks: Any = before._chunks
+    assert [chunks._next.get(chunk) for chunk in read[:-1]] == read[1:]
+    assert chunks._coming or all(chunks.get(chunk) for chunk in read[1:3])
