@@ -100,11 +100,9 @@ def test_names_of_both_hints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        ("input_dir", "/data"),
         ("encryption", object()),
         ("reader", object()),
         ("item_loader", object()),
-        ("storage_options", {"a": 1}),
     ],
 )
 def test_arguments_of_later_versions_are_refused(tmp_path: Path, argument: str, value: Any) -> None:

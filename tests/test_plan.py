@@ -15,7 +15,7 @@ def epoch(sizes: list[int], number: int, grid: Grid, *, drop_last: bool = False,
     order = region_order(len(sizes), shuffle=shuffle, seed=42, epoch=number)
     read = []
     for share in shares(sizes, order, grid, drop_last):
-        places = positions(share, len(sizes), seed=42, epoch=number, window=window) if shuffle else range(share.start, share.stop)
+        places = positions(share, len(sizes), seed=42, epoch=number, window=window).tolist() if shuffle else range(share.start, share.stop)
         read += [starts[share.region] + place for place in places]
     return read
 

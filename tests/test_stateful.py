@@ -15,7 +15,7 @@ import liveset
 from liveset.edit.commit import _Commit
 from liveset.edit.keyfiles import KeyWriter
 from liveset.edit.retention import Survey
-from liveset.edit.rewrite import Rewrite
+from liveset.edit.rewrite import Rewrite, Splicer
 from liveset.format.keytable import KeyColumn
 from liveset.keystore import TableKeys
 from liveset.snapshot import open_snapshot
@@ -241,6 +241,17 @@ def _crashed_edit(machine: DatasetMachine) -> None:
     _and_check(machine)
 
 
+def _changed_to_the_same(machine: DatasetMachine) -> None:
+    """Makes no version, but for a job with a name; a sample that is like before beside others is none that changed."""
+    for what in ("replace", "patch", "upsert"):
+        machine.open_session("A")
+        machine.stage("A", what, ROWS[0], 6, True)
+        machine.commit_session("A", None)
+    machine.edit_at_once([("replace", ROWS[0]), ("patch", ROWS[5])], None)
+    machine.edit_at_once([("replace", ROWS[0]), ("patch", {**ROWS[5], "v": 2})], None)
+    _and_check(machine)
+
+
 def _twice_appended(machine: DatasetMachine) -> None:
     machine.append(ROWS[:1], False, 2, None)
 
@@ -271,7 +282,9 @@ MUTANTS: dict[str, tuple[Any, str, Any, Steps]] = {
     "wrong keys stay published": (_Commit, "outdated", lambda *_: [], _rebuilt_keys),
     "the last writer wins": (Rewrite, "_check_contents", lambda *_: None, _conflicting_sessions),
     "the last one who deletes wins": (Rewrite, "_check_contents", lambda *_: None, _clashing_sessions),
-    "patches are lost": ("liveset.edit.rewrite", "apply_patch", lambda item, *_: item, _edited),
+    "patches are lost": (Splicer, "_contents", lambda *_: ({}, []), _edited),
+    "equal samples are new ones": ("liveset.edit.splice._Items", "holds", lambda *_: False, _changed_to_the_same),
+    "all samples are equal": ("liveset.edit.splice._Items", "holds", lambda *_: True, _changed_to_the_same),
     "keys stay published after a delete": ("liveset.edit.commit", "keeps_places", lambda *_: True, _edited),
     "deleted keys get no tombstone": (KeyWriter, "edited", _without_tombstones(KeyWriter.edited), _edited),
     "samples do not move down": (TableKeys, "_moved", lambda _, place, known: place, _mixed_sessions),
@@ -316,6 +329,7 @@ def test_a_rule_that_is_missing_is_noticed(machine: DatasetMachine, mutant: str,
         _edited,
         _mixed_sessions,
         _clashing_sessions,
+        _changed_to_the_same,
         _crashed_edit,
         _rebuilt_keys,
         _crashed_overwrite,

@@ -21,6 +21,7 @@ from liveset.edit.adopt import adopt
 from liveset.edit.changes import SetAttributes
 from liveset.edit.commit import commit
 from liveset.edit.report import UpdateResult
+from liveset.edit.rewrite import Splicer
 from liveset.edit.session import DatasetUpdate, dataset_update
 from liveset.edit.staging import Kind, Staged, StagedEdits
 from liveset.errors import (
@@ -35,6 +36,7 @@ from liveset.errors import (
     StorageError,
 )
 from liveset.format.codec import Compression
+from liveset.format.schema import Decoder, Encoder, Schema
 from liveset.snapshot import open_snapshot
 from liveset.storage import open_store
 from liveset.storage.local import LocalStore
@@ -160,6 +162,73 @@ def test_an_empty_commit_makes_no_version(path: Path) -> None:
             update.commit()
     assert (result.version, result.keys, result.chunks, result.bytes_written) == (1, 0, 0, 0)
     assert (path / "index.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "arrow"])
+@pytest.mark.parametrize("how", ["replace", "patch", "upsert", "apply"])
+def test_what_changes_nothing_makes_no_version(tmp_path: Path, layout: str, how: str) -> None:
+    samples = [sample(i) for i in range(20)]
+    if layout == "arrow":
+        write_arrow(tmp_path, samples, chunk_size=4)
+        adopt(tmp_path)
+    else:
+        write_dataset(tmp_path, samples, key="id", chunk_size=4, compression=LAYOUTS[layout])
+    before, version = files(tmp_path), open_snapshot(open_store(tmp_path)).version
+
+    def edit(*numbers: int, session: str | None = None, **changed: Any) -> UpdateResult:
+        rows = {f"k{i}": {**sample(i), **changed} if i == numbers[-1] else sample(i) for i in numbers}
+        with dataset_update(tmp_path, session=session) as update:
+            if how == "apply":
+                update.apply({key: {"n": row["n"], "text": row["text"]} for key, row in rows.items()})
+            for key, row in rows.items() if how != "apply" else ():
+                update.patch(key, n=row["n"], text=row["text"]) if how == "patch" else getattr(update, how)(key, row)
+            return update.commit()
+
+    result = edit(3, 4, 17)
+    assert (result.version, result.keys, result.chunks, result.bytes_written) == (version, 3, 0, 0)
+    assert files(tmp_path) - {"_liveset/lock"} == before - {"_liveset/lock"}
+    # One sample is another: only its chunk is written anew.
+    for changed in ({"n": -1}, {"n": -2, "text": "longer than before"}):
+        version += 1
+        result = edit(3, 4, 17, **changed)
+        assert (result.version, result.keys, result.chunks) == (version, 3, 1)
+        assert read(tmp_path) == [{**one, **changed} if one["id"] == "k17" else one for one in samples]
+    # Work with a name is remembered, whatever it did.
+    before = files(tmp_path)
+    result = edit(3, 4, session="again")
+    assert (result.version, result.keys, result.chunks, result.bytes_written) == (version + 1, 2, 0, 0)
+    assert {name for name in files(tmp_path) - before if not name.startswith("_liveset/versions")} == set()
+    assert liveset.was_committed(tmp_path, "again")
+    assert edit(3, 4, session="again", n=7).version == version + 1
+    assert read(tmp_path)[4] == samples[4]
+    assert liveset.verify(tmp_path).ok
+    check_dataset(open_store(tmp_path))
+
+
+def test_what_somebody_else_changed_is_a_conflict_for_who_changes_nothing(path: Path) -> None:
+    with dataset_update(path) as update:
+        update["k3"] = sample(3)
+        put(path, 3)
+        with pytest.raises(KeyConflict, match="'k3' was changed by another commit"):
+            update.commit()
+
+
+def test_a_chunk_that_could_not_be_written_is_written_again(path: Path) -> None:
+    """The next one is made meanwhile, and what was written before it is used again."""
+    store = LocalStore(path, files=FailingFiles(crash_at=2, error=OSError(28, "No space left on device"), only="write"))
+    staged, snapshot = StagedEdits(), open_snapshot(store)
+    edits = {number: {0: f"k{snapshot.starts[number]}"} for number in range(3)}
+    config = snapshot.index.config or {}
+    schema = Schema.from_config(config)
+    for slots in edits.values():
+        staged.put(slots[0], Staged(Encoder(schema).encode(sample(1, "new")), Kind.REPLACE))
+    splicer = Splicer(store, staged, Decoder(schema))
+    with pytest.raises(StorageError, match="No space left"):
+        splicer.splice(snapshot, edits, {}, lambda *_: None)
+    records, _ = splicer.splice(snapshot, edits, {}, lambda *_: None)
+    assert len(records) == 3
+    assert all(record is not None and len(store.read(record.filename)) == record.size for record in records.values())
+    assert len(splicer.written) == 4
 
 
 def test_unknown_keys_are_all_named_and_nothing_is_changed(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ WRONG = 75  # of these have a wrong label
 DOUBT = 0.2  # a label that a classifier finds less likely than this is looked at
 
 
-def run(path: Path | None = None, *, workers: int = 2, say: Callable[[str], Any] = print) -> dict[str, float]:
+def run(path: str | os.PathLike[str] | None = None, *, workers: int = 2, say: Callable[[str], Any] = print) -> dict[str, float]:
     """Run the demo in a directory (a temporary one by default) and return the figures that it printed."""
     started = time.perf_counter()
     if path is not None:
@@ -46,7 +47,7 @@ def scaled(sample: dict[str, Any]) -> dict[str, Any]:
     return sample | {"image": (sample["image"] / 16).astype("float32")}
 
 
-def _run(path: Path, workers: int, say: Callable[[str], Any]) -> dict[str, float]:
+def _run(path: str | os.PathLike[str], workers: int, say: Callable[[str], Any]) -> dict[str, float]:
     images, truth = _load()
     total, given = len(truth), _with_mistakes(truth)
     optimize = partial(liveset.optimize, output_dir=path, num_workers=workers, chunk_size=256, verbose=False, key_fn="id")

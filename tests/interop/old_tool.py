@@ -62,6 +62,23 @@ def read(directory: str, how: str = "position", **options: Any) -> list[Plain]:
     return [plain(sample) for sample in dataset]
 
 
+def orders(directory: str, grids: list[dict[str, Any]], epochs: int = 2) -> list[list[list[list[Any]]]]:
+    """Return for each grid the samples of some epochs of one rank's data loader, batch by batch."""
+    import litdata
+
+    told = []
+    for grid in grids:
+        os.environ |= {"WORLD_SIZE": str(grid["world"]), "GLOBAL_RANK": str(grid["rank"]), "NNODES": "1"}
+        try:
+            dataset = litdata.StreamingDataset(directory, **grid["dataset"])
+            loader = litdata.StreamingDataLoader(dataset, batch_size=grid["batch"], num_workers=grid["workers"], collate_fn=list)
+            told.append([[list(batch) for batch in loader] for _ in range(epochs)])
+        finally:
+            for name in ("WORLD_SIZE", "GLOBAL_RANK", "NNODES"):
+                del os.environ[name]
+    return told
+
+
 def key(directory: str, key: Any) -> Plain:
     """Read the sample of a key."""
     import litdata
@@ -97,7 +114,7 @@ def provide_jpeg_decoder() -> None:
     sys.modules.update({"torchvision": torchvision, "torchvision.io": io_module})
 
 
-COMMANDS = {command.__name__: command for command in (write, optimize, update, read, key, has_pyarrow)}
+COMMANDS = {command.__name__: command for command in (write, optimize, update, read, orders, key, has_pyarrow)}
 
 
 def serve() -> None:
