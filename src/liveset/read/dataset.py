@@ -18,7 +18,7 @@ from liveset.keystore import open_keys
 from liveset.read.grid import find_ranks
 from liveset.read.keys import KeyView
 from liveset.read.opened import Settings, open_input
-from liveset.read.options import check_dataset_options, resolve_window
+from liveset.read.options import AHEAD, check_dataset_options, resolve_window
 from liveset.read.plan import Region, subsample_regions
 from liveset.read.training import Training
 from liveset.read.view import MapView
@@ -42,7 +42,7 @@ class StreamingDataset(Training):
         max_cache_size: how much may be kept there: bytes, text such as "10GB", or a part of the disk such as 0.5.
         storage_options: how to reach an object store: names of boto3's client or of obstore; see ``Place``.
         session_options: the same for boto3's session.
-        max_pre_download: chunks of a remote dataset that are fetched ahead.
+        max_pre_download: chunks of a remote dataset that are fetched ahead, at least 4; 0 fetches none.
         subsample: part of the dataset to read: 0.1 is a tenth, 2.0 is everything twice.
         index_path: an index file (or its folder) to use instead of the dataset's own.
         transform: a callable, or a list of them, applied to each sample in turn.
@@ -111,7 +111,10 @@ class StreamingDataset(Training):
         self._window = resolve_window(item_shuffle_window)
         self.shuffle, self.drop_last, self.seed = shuffle, drop_last, seed
         self.batch_size, self.num_workers, self.current_epoch = 1, 1, 1
-        self._settings = Settings(None if fields is None else check_names("fields", fields), allow_pickle, serializers, verify_reads, pin)
+        ahead = max(max_pre_download, AHEAD) if max_pre_download else 0
+        self._settings = Settings(
+            None if fields is None else check_names("fields", fields), allow_pickle, serializers, verify_reads, pin, ahead
+        )
         # None in a dataset that cannot move to another version.
         self._subsampled: tuple[float, bool, int] | None = (subsample, shuffle, seed)
         place = Place.of(

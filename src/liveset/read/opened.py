@@ -25,13 +25,14 @@ ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How samples are decoded, and whether their version is held."""
+    """How samples are decoded, whether their version is held, and how many chunks are fetched ahead."""
 
     fields: tuple[str, ...] | None
     allow_pickle: bool
     serializers: Mapping[str, Any] | None
     verify: bool
     pin: bool
+    ahead: int
 
 
 class Opened(ABC):
@@ -55,7 +56,7 @@ class Opened(ABC):
                 serializers=settings.serializers,
                 strict=not snapshot.index.has_foreign_chunks,
             )
-            chunks = OpenChunks(snapshot, decoder, verify=settings.verify, lease=lease)
+            chunks = OpenChunks(snapshot, decoder, verify=settings.verify, lease=lease, ahead=settings.ahead)
         self._snapshot, self._schema, self._chunks, self._lease = snapshot, schema, chunks, lease
 
     @abstractmethod

@@ -7,6 +7,9 @@ from typing import Any
 
 from liveset.read.plan import DEFAULT_WINDOW
 
+# Chunks of a remote dataset that are fetched ahead at least, where any are.
+AHEAD = 4
+
 
 def check_dataset_options(*, shuffle: Any, subsample: Any, transform: Any, later: Mapping[str, Any]) -> tuple[Callable[[Any], Any], ...]:
     """Check the arguments that a caller may get wrong, and return the transforms as a tuple.
