@@ -10,6 +10,7 @@ NODE := .node
 BENCH := .venv-bench
 PY := $(VENV)/bin/python
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
+COMMA := ,
 # What the environments are made from; they are brought up to date when one of these is newer
 BUILD := pyproject.toml Makefile
 
@@ -64,7 +65,7 @@ $(VENV)/.stamp-demo: $(BUILD)
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp-demo
-	$(PY) $(PIP_INSTALL) --editable '.[dev]' $(TORCH)
+	$(PY) $(PIP_INSTALL) --editable '.[dev$(if $(TORCH),$(COMMA)frameworks)]' $(TORCH)
 	@touch $@
 
 # The script makes the stamp, and only once nothing is missing: so what is missing is tried again
@@ -86,4 +87,4 @@ $(BENCH)/.stamp: benchmarks/requirements.txt Makefile
 
 clean:
 	rm -rf .venv $(OLD) $(NODE) $(BENCH) .venv-py3.* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -154,7 +154,7 @@ SECRET = "c2VjcmV0"
         (f"secret_access_key={SECRET}", "neither a JSON object nor the name of a file"),
         (f'{{"nonsense": "{SECRET}"}}', "nonsense"),
         (f'{{"retry_timeout": -1, "secret_access_key": "{SECRET}"}}', "retry_timeout"),
-        (f'{{"endpoint": "{SECRET}", "secret_access_key": ["{SECRET}"]}}', "not understood"),
+        (f'{{"region": "x", "secret_access_key": ["{SECRET}"]}}', "not understood"),
     ],
 )
 def test_wrong_options_are_told_without_them(options: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -264,6 +264,14 @@ def test_only_to_an_empty_place(path: Path, tmp_path: Path) -> None:
             liveset.cp(path, inside)
 
 
+def test_what_a_killed_probe_leaves_is_nothing(path: Path, on_seaweedfs: RemoteFolder) -> None:
+    name = "_liveset/probe.0123456789abcdef.tmp"
+    obstore.put(on_seaweedfs.store(), name, b"1")
+    liveset.cp(path, place_of(on_seaweedfs))
+    assert seen(place_of(on_seaweedfs)) == seen(path)
+    assert kind_of(name) is Kind.TEMPORARY  # so a vacuum removes it
+
+
 def test_there_must_be_a_dataset(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("empty", "absent"):

@@ -289,11 +289,12 @@ def test_output_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.output_path("data") == str(tmp_path / "data")
     assert options.output_path(tmp_path / "data-{%Y}") == str(tmp_path / f"data-{datetime.now().astimezone():%Y}")
     assert options.output_path("a{b}c") == str(tmp_path / "a{b}c")
-    for url in ("azure://box/data", "hf://datasets/x"):
+    for url in ("https://host/data", "hf://datasets/x"):
         with pytest.raises(ValueError, match="Cannot write optimized data to"):
             options.output_path(url)
-    with pytest.raises(NotImplementedError, match="local directories"):
-        options.output_path("s3://bucket/data")
+    for url in ("s3://bucket/data", "azure://box/a b", "local:data"):
+        assert options.output_path(url) == url
+    assert options.output_path("gs://bucket/{%Y}") == f"gs://bucket/{datetime.now().astimezone():%Y}"
     with pytest.raises(ValueError, match="output_dir"):
         options.output_path("")
 

@@ -242,6 +242,43 @@ def test_batches_that_are_decoded_at_once_are_those_of_single_samples(
         collate = at_once.collate_fn
         single = loader_of(ds, batch_size=5, collate_fn=lambda samples, collate=collate: collate(samples))
         assert all(map(alike, at_once, single))
+        at_once.set_epoch(1)
+        in_worker = loader_of(ds, batch_size=5, num_workers=1)
+        assert all(map(alike, in_worker, at_once))
+
+
+def mixed(samples: list[Any]) -> Any:
+    import torch
+
+    numbers = torch.tensor([sample["i"] for sample in samples])
+    return {
+        "i": numbers,
+        "half": numbers.bfloat16(),
+        "large": numbers.repeat(100_000),
+        "turned": torch.zeros(2, 3).T,
+        "pair": (numbers, [numbers + 1, "text", None]),
+        "empty": [],
+        "texts": ["a", "b"],
+        "sparse": numbers.to_sparse(),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_what_a_collate_function_returns_comes_from_workers_as_it_is(ten: Path, torch_loader: Loaders) -> None:
+    import torch
+
+    for options in ({"num_workers": 0}, {"num_workers": 1}):
+        (batch,) = torch_loader(liveset.StreamingDataset(ten), batch_size=10, collate_fn=mixed, **options)
+        assert batch.keys() == mixed([{"i": 1}]).keys()
+        assert batch["half"].dtype == torch.bfloat16
+        assert len(batch["large"]) == 1_000_000
+        assert batch["turned"].tolist() == [[0, 0]] * 3
+        assert type(batch["pair"]) is tuple
+        assert batch["pair"][1][0].tolist() == list(range(1, 11))
+        assert (batch["pair"][1][1:], batch["empty"], batch["texts"]) == (["text", None], [], ["a", "b"])
+        assert batch["sparse"].is_sparse
+        batch["i"] += 1  # is its own
+        assert batch["i"].tolist() == list(range(1, 11))
 
 
 def test_samples_that_do_not_fit_into_a_batch_are_an_error_of_the_collate_function(tmp_path: Path, loader_of: Loaders) -> None:

@@ -232,6 +232,56 @@ def test_a_dataset_goes_on_by_itself(path: Path) -> None:
             ds.state_dict(wrong, batch_size=3)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_iterator_of_a_dataset_has_a_state_of_its_own(path: Path, shuffle: bool) -> None:
+    ds = liveset.StreamingDataset(path, shuffle=shuffle)
+    whole, second = [row["i"] for row in ds], [row["i"] for row in ds]
+    update(path, "k3")
+    for done in (0, 4, 5, 7, 22, 23):
+        ds.set_epoch(1)
+        samples = iter(ds)
+        for _ in range(done):
+            next(samples)
+        state = stored(samples.state_dict())
+        other = liveset.StreamingDataset(path, shuffle=shuffle)
+        again = iter(other)
+        again.load_state_dict(state)
+        assert again.state_dict() == state
+        assert [row["i"] for row in again] == whole[done:]
+        assert again.state_dict()["samples"] == 23
+        assert (other.current_epoch, other.version) == (2, 1)
+        assert [row["i"] for row in other] == second
+    other.set_batch_size(2)
+    with pytest.raises(StateMismatch, match="another reader"):
+        iter(other).load_state_dict(state)
+    with pytest.raises(StateMismatch, match="no state of an iterator"):
+        iter(ds).load_state_dict({})
+    ds.load_state_dict(ds.state_dict())  # an empty state, as loaders that ask the iterators take it
+    assert len(list(ds)) == 23
+    ds.load_state_dict(ds.state_dict(3))
+    with pytest.raises(RuntimeError, match="rest of an epoch"):
+        iter(ds).state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated")  # torchdata asks torch for an old name
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_stateful_loader_of_torchdata_goes_on(path: Path, workers: int) -> None:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def loader() -> Any:
+        return torchdata.StatefulDataLoader(liveset.StreamingDataset(path, shuffle=True), batch_size=3, num_workers=workers)
+
+    whole = ids(loader())
+    for done in (0, 1, 4, len(whole) - 1):
+        before = loader()
+        assert take(before, done) == whole[:done]
+        state = before.state_dict()
+        after = loader()
+        after.load_state_dict(state)
+        assert ids(after) == whole[done:]
+        assert len(ids(after)) == len(whole)
+
+
 def test_loader_workers_of_torch_cannot_share_a_state(path: Path) -> None:
     data = pytest.importorskip("torch.utils.data")
     ds = liveset.StreamingDataset(path)

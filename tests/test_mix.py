@@ -523,7 +523,9 @@ def _row(i: int) -> dict[str, Any]:
 def test_workers_read_what_one_process_reads(paths: dict[int, Path]) -> None:
     pytest.importorskip("torch")
     for kind, make in MIXES.items():
-        loader = liveset.StreamingDataLoader(make(open_all(paths, 7, 13, shuffle=True)), batch_size=2, num_workers=2, persistent_workers=True)
+        loader = liveset.StreamingDataLoader(
+            make(open_all(paths, 7, 13, shuffle=True)), batch_size=2, num_workers=2, persistent_workers=True
+        )
         one = LightLoader(make(open_all(paths, 7, 13, shuffle=True)), batch_size=2, num_workers=2)
         for _ in range(2):
             assert read(kind, loader) == read(kind, one)

@@ -189,7 +189,7 @@ def plain(number: int) -> dict[str, Any]:
     return {"name": f"p{number}", "x": number}
 
 
-def edits(place: Any, other: Any) -> Iterator[tuple[str, Any]]:
+def edits(place: Any, other: Any, copy: Path) -> Iterator[tuple[str, Any]]:
     """One edit after the other; what each of them said, and what can be seen after it."""
 
     def optimize(make: Callable[[int], Any], numbers: range, to: Any = place, **more: Any) -> None:
@@ -235,11 +235,16 @@ def edits(place: Any, other: Any) -> Iterator[tuple[str, Any]]:
     with pytest.raises(VersionExpired):
         liveset.StreamingDataset(place, version=2)
     yield "verify", (liveset.verify(place).ok, liveset.verify(place).chunks)
+    liveset.cp(place, copy)
+    yield "copy", contents(str(copy))
     store = open_store(place)
     store.delete([open_snapshot(store).index.chunks[0].filename])
     yield "damaged", (liveset.verify(place).ok, len(liveset.verify(place).damaged))
+    repaired = liveset.repair(place, copy=copy)
+    yield "repair from a copy", (len(repaired.restored), liveset.verify(place).ok, contents(place))
+    store.delete([open_snapshot(store).index.chunks[0].filename])
     repaired = liveset.repair(place, quarantine=True)
-    yield "repair", (type(repaired).__name__, liveset.verify(place).ok, contents(place))
+    yield "repair", (repaired.version, liveset.verify(place).ok, contents(place))
     yield "history", [(version.version, version.op) for version in liveset.history(place)]
     optimize(plain, range(6), other)
     liveset.build_keys_index(other, "name", verbose=False)
@@ -250,17 +255,17 @@ def edits(place: Any, other: Any) -> Iterator[tuple[str, Any]]:
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the edits do to a folder."""
     root = tmp_path_factory.mktemp("local")
-    return dict(edits(str(root / "plays"), str(root / "other")))
+    return dict(edits(str(root / "plays"), str(root / "other"), root / "copy"))
 
 
 def test_every_edit_is_the_same_as_in_a_folder(folder: RemoteFolder, expected: dict[str, Any], tmp_path: Path) -> None:
-    for name, found in edits(place_at(folder / "plays", tmp_path / "cache"), place_at(folder / "other")):
+    for name, found in edits(place_at(folder / "plays", tmp_path / "cache"), place_at(folder / "other"), tmp_path / "copy"):
         assert found == expected[name], name
 
 
 def test_every_edit_is_the_same_through_a_cache(expected: dict[str, Any], tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    for name, found in edits(Place(f"local:{tmp_path}/plays", cache_dir=cache), Place(f"local:{tmp_path}/other", cache_dir=cache)):
+    place, other = (Place(f"local:{tmp_path / name}", cache_dir=tmp_path / "cache") for name in ("plays", "other"))
+    for name, found in edits(place, other, tmp_path / "copy"):
         assert found == expected[name], name
 
 

@@ -231,9 +231,20 @@ def test_credentials_of_the_environment(on_seaweedfs: RemoteFolder, without_keys
     key, secret = keys_of(on_seaweedfs)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-    works(changed(without_keys, retry_timeout=299))  # options that no other test has, whose client would be taken
+    works(changed(without_keys, user_agent="environment"))  # options that no other test has, whose client would be taken
     monkeypatch.setenv("AWS_ENDPOINT_URL", on_seaweedfs.endpoint)
-    works(Place(without_keys.url, storage_options={"retry_timeout": 298}, cache_dir=False))
+    works(Place(without_keys.url, storage_options={"user_agent": "endpoint"}, cache_dir=False))
+
+
+def test_credentials_that_are_set_after_a_refusal(on_seaweedfs: RemoteFolder, without_keys: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook, say: the same place works as soon as they are there."""
+    key, secret = keys_of(on_seaweedfs)
+    place = changed(without_keys, user_agent="set later")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a slip")
+    refused(place, AccessDenied, "the store refuses it")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    works(place)
 
 
 @pytest.mark.parametrize("how", ["session", "environment", "default"])
@@ -249,7 +260,8 @@ def test_credentials_of_a_profile(
     if how == "environment":
         monkeypatch.setenv("AWS_PROFILE", profile)
     session = {"profile_name": profile} if how == "session" else None
-    works(Place(without_keys.url, storage_options=without_keys.storage_options, session_options=session, cache_dir=False))
+    options = {**(without_keys.storage_options or {}), "user_agent": how}
+    works(Place(without_keys.url, storage_options=options, session_options=session, cache_dir=False))
 
 
 def test_a_profile_that_is_not_there(without_keys: Place) -> None:

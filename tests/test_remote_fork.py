@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -347,12 +348,21 @@ def test_many_datasets_leave_no_threads_and_files(place: Place, tmp_path: Path) 
             dataset = liveset.StreamingDataset(cached if turn % 2 else place)
             use(dataset)
             next(iter(dataset))
+        gc.collect()
         return len(list(Path("/proc/self/task").iterdir())), len(list(Path("/proc/self/fd").iterdir()))
 
     threads, files = look(20)
     more_threads, more_files = look(200)
     assert more_threads <= threads + 4
     assert more_files <= files + 8
+
+
+def test_many_places_in_a_bucket_share_connections(written: RemoteFolder) -> None:
+    assert store_at(written).read_head() is not None
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    stores = [store_at(written / f"other-{number}") for number in range(100)]
+    assert [store.read_head() for store in stores] == [None] * 100
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + 10
 
 
 ENDS = """

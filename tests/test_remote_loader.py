@@ -43,7 +43,7 @@ def test_a_loop_over_a_bucket_stops_and_goes_on(place: Place, options: dict[str,
         if number == 3:
             break
     state = json.loads(json.dumps(loader.state_dict()))
-    assert (state["dataset"]["input_dir_path"], state["dataset"]["input_dir_url"]) == (None, loader.dataset.path)  # type: ignore[attr-defined]
+    assert (state["dataset"]["input_dir_path"], state["dataset"]["input_dir_url"]) == (None, loader.dataset.path)
     other = liveset.StreamingDataLoader(liveset.StreamingDataset(place, shuffle=True), batch_size=7, **options)
     other.load_state_dict(state)
     assert ids(other) == whole[4:]

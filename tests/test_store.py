@@ -315,7 +315,7 @@ def test_errors_survive_pickling(tmp_path: Path) -> None:
     assert (str(copy), copy.file) == (str(info.value), str(tmp_path / "absent"))
 
 
-URL = "s3://bucket/dataset"
+URL = "ftp://host/dataset"
 
 
 @pytest.mark.parametrize(
@@ -331,8 +331,8 @@ URL = "s3://bucket/dataset"
         lambda: liveset.StreamingDataset(URL),
     ],
 )
-def test_only_paths_can_be_opened(call: Callable[[], object]) -> None:
-    with pytest.raises(NotImplementedError, match="requires a local dataset directory so far, not s3://"):
+def test_places_of_other_kinds_cannot_be_opened(call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"'ftp://host/dataset': ftp:// is not supported\. Use a path, s3://"):
         call()
 
 

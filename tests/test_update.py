@@ -328,8 +328,8 @@ def test_objects_need_allow_pickle(path: Path) -> None:
 
 
 def test_what_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(NotImplementedError, match="requires a local dataset directory"):
-        dataset_update("s3://bucket/ds")
+    with pytest.raises(ValueError, match="ftp:// is not supported"):
+        dataset_update("ftp://host/ds")
     with pytest.raises(FileNotFoundError, match="Dataset directory not found:"):
         dataset_update(tmp_path / "absent")
     (tmp_path / "empty").mkdir()

@@ -22,7 +22,7 @@ from liveset.format.lazy import lazy
 from liveset.snapshot import Snapshot
 from liveset.storage import has_listing
 
-__all__ = ["ParquetKeys", "layout", "open_published", "ordered_keys", "require_parquet", "shards_of"]
+__all__ = ["ParquetKeys", "layout", "open_published", "ordered_keys", "require_parquet", "rows_of_chunks", "shards_of"]
 
 # Decoded row groups are kept up to about this many bytes.
 MAX_HELD = 64_000_000
@@ -77,9 +77,20 @@ def ordered_keys(tables: Sequence[KeyTable], chunks: Sequence[ChunkRecord], kind
     """Return the keys of chunks as an Arrow array in the order of the samples; ``tables`` are the newest first."""
     import pyarrow as pa
 
+    columns, rows = rows_of_chunks(tables, chunks)
+    if not columns:
+        return pa.array([], pa.int64() if kind is int else pa.large_string())
+    return pa.concat_arrays([_arrow(keys, file) for keys, file in columns]).take(pa.array(np.concatenate(rows)))
+
+
+def rows_of_chunks(tables: Sequence[KeyTable], chunks: Sequence[ChunkRecord]) -> tuple[list[tuple[KeyColumn, str]], list[Any]]:
+    """Return the keys of tables (the newest first) with the names of their files, and for each chunk with samples the rows of its keys.
+
+    Rows are counted over all columns, and stand in the order of the samples.
+    """
     filled = [record.id or record.filename for record in chunks if record.samples]
     left = set(filled)
-    columns: list[Any] = []
+    columns: list[tuple[KeyColumn, str]] = []
     rows: dict[str, Any] = {}
     removed: dict[str, list[Any]] = {}
     first = 0
@@ -97,16 +108,14 @@ def ordered_keys(tables: Sequence[KeyTable], chunks: Sequence[ChunkRecord], kind
                     rows[chunk] = by_place[stop - samples : stop]
                     for free in reversed(removed.get(chunk, ())):
                         rows[chunk] = np.delete(rows[chunk], free)
-            columns.append(_arrow(parts.keys, table.file))
+            columns.append((parts.keys, table.file))
             first += len(parts.keys)
             left -= rows.keys()
         for chunk, free in table.removed.items():
             removed.setdefault(chunk, []).append(free)
     if left:
         raise Corrupt(f"no key table knows the chunk {min(left)!r}.", file=min(left))
-    if not columns:
-        return pa.array([], pa.int64() if kind is int else pa.large_string())
-    return pa.concat_arrays(columns).take(pa.array(np.concatenate([rows[chunk] for chunk in filled])))
+    return columns, [rows[chunk] for chunk in filled]
 
 
 def _arrow(keys: KeyColumn, file: str) -> Any:
@@ -130,7 +139,7 @@ def open_published(snapshot: Snapshot) -> ParquetKeys | None:
     if not has_listing(snapshot.store):
         names = [f"keys/shard-{number:05d}.parquet" for number in range(int(snapshot.index.layout_of_keys.get("num_shards", 0)))]
     elif "keys/shard-00000.parquet" not in names:
-        names = [entry.name for entry in snapshot.store.list("keys.parquet") if entry.name == "keys.parquet"]
+        names = ["keys.parquet"]  # to look for it in a listing would list everything
     if not names:
         return None
     try:

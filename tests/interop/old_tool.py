@@ -79,6 +79,35 @@ def orders(directory: str, grids: list[dict[str, Any]], epochs: int = 2) -> list
     return told
 
 
+def mixes(kind: str, grids: list[dict[str, Any]], epochs: int = 2) -> list[Any]:
+    """Return for each grid the batches of some epochs of one rank's data loader over several datasets; None where the old tool fails."""
+    import litdata
+
+    make = {"combined": litdata.CombinedStreamingDataset, "parallel": litdata.ParallelStreamingDataset}[kind]
+    told: list[Any] = []
+    for grid in grids:
+        os.environ |= {"WORLD_SIZE": str(grid["world"]), "GLOBAL_RANK": str(grid["rank"]), "NNODES": "1"}
+        try:
+            datasets = [litdata.StreamingDataset(directory, **grid["dataset"]) for directory in grid["directories"]]
+            mix = make(datasets, **grid["mix"])
+            loader = litdata.StreamingDataLoader(mix, batch_size=grid["batch"], num_workers=grid["workers"], collate_fn=list)
+            told.append([[[plain(sample) for sample in batch] for batch in loader] for _ in range(epochs)])
+        except AssertionError:
+            told.append(None)
+        finally:
+            for name in ("WORLD_SIZE", "GLOBAL_RANK", "NNODES"):
+                del os.environ[name]
+    return told
+
+
+def splits(directory: str, splits: list[float], mixed: bool = True, **options: Any) -> list[list[Plain]]:
+    """Return the samples of each part, in order."""
+    import litdata
+
+    parts = litdata.train_test_split(litdata.StreamingDataset(directory, **options), splits, shuffle=mixed)
+    return [[plain(sample) for sample in part] for part in parts]
+
+
 def key(directory: str, key: Any) -> Plain:
     """Read the sample of a key."""
     import litdata
@@ -114,7 +143,7 @@ def provide_jpeg_decoder() -> None:
     sys.modules.update({"torchvision": torchvision, "torchvision.io": io_module})
 
 
-COMMANDS = {command.__name__: command for command in (write, optimize, update, read, orders, key, has_pyarrow)}
+COMMANDS = {command.__name__: command for command in (write, optimize, update, read, orders, mixes, splits, key, has_pyarrow)}
 
 
 def serve() -> None:

@@ -11,7 +11,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -272,8 +272,11 @@ class _Commit:
             return []  # whatever has such a name is not a dataset's
         if keeps_places(parent, change):
             return []  # at worst the newest keys are missing there
-        shards = [entry.name for entry in self.store.list("keys/shard-") if entry.name.endswith(".parquet")]
-        return shards + [entry.name for entry in self.store.list("keys.parquet") if entry.name == "keys.parquet"]
+        published = [entry.name for entry in self.store.list("keys/shard-") if entry.name.endswith(".parquet")]
+        with suppress(NotFound):
+            self.store.read("keys.parquet", 0, 1)  # to look for it in a listing would list everything
+            published.append("keys.parquet")
+        return published
 
     def swap(self, head: Head | None, parent: Index | None, new: Index, outdated: list[str]) -> bool:
         """Sends the new head until its fate is known: True if it is in the history, False if it never will be."""

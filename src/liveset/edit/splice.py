@@ -200,10 +200,7 @@ class _Items(_Packed):
         bounds[whole, 1:] = np.frombuffer(self._buffer, np.uint8)[at + np.arange(4 * leaves)].view("<u4")
         bounds[whole, :1] = at + 4 * leaves
         bounds = bounds.cumsum(axis=1)
-        return (
-            places if fits else []
-            for places, fits in zip(bounds.tolist(), (bounds[:, -1] == end).tolist(), strict=True)
-        )
+        return (places if fits else [] for places, fits in zip(bounds.tolist(), (bounds[:, -1] == end).tolist(), strict=True))
 
     def holds(self, contents: Mapping[int, Any], pieces: Sequence[Piece] = ()) -> bool:
         return all(self._buffer[at : at + len(data)] == data for at, data in pieces) and super().holds(contents)

@@ -64,7 +64,9 @@ class CombinedStreamingDataset(Mixture):
                 "the weights: pass iterate_over_all=False with weights."
             )
         if weights is not None and (len(weights) != len(datasets) or min(weights) < 0 or not sum(weights) > 0):
-            raise ValueError(f"weights must be {len(datasets)} numbers, one for each dataset, none negative and not all 0. Found {weights!r}.")
+            raise ValueError(
+                f"weights must be {len(datasets)} numbers, one for each dataset, none negative and not all 0. Found {weights!r}."
+            )
         if batching_method not in get_args(BatchingMethod):
             raise ValueError(f'batching_method must be "stratified" or "per_stream". Found {batching_method!r}.')
         self.weights = None if weights is None else tuple(map(float, weights))

@@ -147,44 +147,44 @@ class JoinedStreamingDataset(StreamingDataset):
     def refresh(self) -> bool:
         """Move both datasets to their newest versions, and return whether one of them is another one than before."""
         self._check_refresh()
-        before, sides = self._sides, [replace(side, dataset=copy.copy(side.dataset)) for side in self._sides]
+        before = self.__dict__.copy()
+        sides = [replace(side, dataset=copy.copy(side.dataset)) for side in self._sides]
         moved = any([side.dataset.refresh() for side in sides])
-        self._sides = tuple(sides) if moved else before
+        if moved:
+            self._sides = tuple(sides)
         try:
             if not super().refresh():
                 if not moved:
                     return False
                 self._wrap()
                 self._arrange_all()
-        except Exception:
-            self._sides = before
+        except BaseException:
+            self.__dict__ = before
             raise
         return True
 
     def state_of(self, progress: Progress, workers: int) -> dict[str, Any]:
         sides = [side.dataset for side in self._sides]
         none = Stretch(1, 1, 1, 0)
-        states = [
-            to_state(Progress(side.rules(1, pad=False), (none,), 0, 0, finished=False), side.identity, 1) for side in sides
-        ]
+        states = [to_state(Progress(side.rules(1, pad=False), (none,), 0, 0, finished=False), side.identity, 1) for side in sides]
         return super().state_of(progress, workers) | {"sides": states}
 
     def progress_of(self, state: Mapping[str, Any]) -> Progress:
         states = state.get("sides")
         if not isinstance(states, Sequence) or len(states) != len(self._sides):
             raise StateMismatch(f"this is no state of a dataset that is joined with {len(self._sides)} others in this way.")
-        before, chunks, sides = self._sides, self._chunks, []
-        for side, of_side in zip(before, states, strict=True):
+        before, sides = self.__dict__.copy(), []
+        for side, of_side in zip(self._sides, states, strict=True):
             dataset = copy.copy(side.dataset)
             dataset.progress_of(of_side)
             sides.append(replace(side, dataset=dataset))
         self._sides = tuple(sides)
         try:
             progress = super().progress_of(state)
-        except Exception:
-            self._sides = before
+        except BaseException:
+            self.__dict__ = before
             raise
-        if self._chunks is chunks:
+        if self._chunks is before["_chunks"]:
             self._wrap()
         return progress
 
@@ -215,7 +215,9 @@ def _kept(regions: Sequence[Region], snapshot: Snapshot, sides: Sequence[_Side])
             names = keys.keys_of(chunk)[start:stop]
             places = side.dataset.keys.find_many(names)
             erased = snapshot.index.chunks[chunk].erased
-            lost += [name for slot, (name, place) in enumerate(zip(names, places, strict=True), start) if place is None and slot not in erased]
+            lost += [
+                name for slot, (name, place) in enumerate(zip(names, places, strict=True), start) if place is None and slot not in erased
+            ]
             for there, slots in groupby(range(start, stop), key=lambda slot: places[slot - start] is not None):  # noqa: B023 - used at once
                 if there:
                     first, *more = slots

@@ -14,6 +14,7 @@ from liveset.format.keytable import Key, normalize_key
 from liveset.format.lazy import lazy
 from liveset.keystore import KeyStore, TableKeys, missing_key
 from liveset.parquetkeys import ParquetKeys, ordered_keys
+from liveset.read.picked import Slots
 from liveset.read.plan import Region
 from liveset.snapshot import Snapshot
 
@@ -32,8 +33,19 @@ class KeyView:
         (True, 120, 'play-0')
     """
 
-    def __init__(self, store: KeyStore, snapshot: Snapshot, regions: Sequence[Region], path: str, *, whole: bool) -> None:
+    def __init__(
+        self,
+        store: KeyStore,
+        snapshot: Snapshot,
+        regions: Sequence[Region],
+        path: str,
+        *,
+        whole: bool,
+        slots: Sequence[Slots] | None = None,
+    ) -> None:
         self._store, self._snapshot, self._regions, self._path, self._whole = store, snapshot, regions, path, whole
+        # Where regions do not count all samples of a chunk, but those in these slots.
+        self._slots = slots
 
     @property
     def kind(self) -> type:
@@ -44,7 +56,7 @@ class KeyView:
         chunks = self._snapshot.index.chunks
         if self._whole:
             return len(self._store) - sum(len(record.erased) for record in chunks)
-        gone = (sum(start <= slot < stop for slot in chunks[chunk].erased) for chunk, start, stop in self._regions)
+        gone = (sum(slot in self._slots_of(region) for slot in chunks[region.chunk].erased) for region in self._regions)
         return sum(stop - start for _, start, stop in self._regions) - sum(gone)
 
     def __contains__(self, key: object) -> bool:
@@ -52,10 +64,16 @@ class KeyView:
 
     def __iter__(self) -> Iterator[Key]:
         """Yield the key of every sample, in order."""
-        for chunk, start, stop in self._regions:
-            keys = self._store.keys_of(chunk)[start:stop]
-            gone = frozenset(self._snapshot.index.chunks[chunk].erased)  # asked afterwards: opening the tables may have told of a purge
-            yield from (key for slot, key in enumerate(keys, start) if slot not in gone) if gone else keys
+        for region in self._regions:
+            keys = self._store.keys_of(region.chunk)
+            gone = frozenset(
+                self._snapshot.index.chunks[region.chunk].erased
+            )  # asked afterwards: opening the tables may have told of a purge
+            yield from (keys[slot] for slot in self._slots_of(region) if slot not in gone)
+
+    def _slots_of(self, region: Region) -> Sequence[int]:
+        chunk, start, stop = region
+        return range(start, stop) if self._slots is None else self._slots[chunk][start:stop].tolist()
 
     def at(self, position: int) -> Key:
         """Return the key of the sample at a position; ``PositionOutOfRange`` when there is none, ``Erased`` when a purge erased it."""
@@ -66,6 +84,7 @@ class KeyView:
         number = bisect_right(self._starts, place) - 1
         chunk, start, _ = self._regions[number]
         slot = place - self._starts[number] + start
+        slot = slot if self._slots is None else int(self._slots[chunk][slot])
         key = self._store.key_at(chunk, slot)
         if slot in self._snapshot.index.chunks[chunk].erased:  # asked afterwards: opening the tables may have told of a purge
             raise self._snapshot.erased(chunk, slot)
@@ -115,6 +134,8 @@ class KeyView:
         length = int(sizes.sum())
         numbers = np.repeat(chunks, sizes)
         slots = np.arange(length) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+        if self._slots is not None:
+            slots = np.concatenate([slots[:0], *(self._slots[chunk][start:stop] for chunk, start, stop in self._regions)])
         keys = self._ordered()
         if not self._whole:
             keys = keys.take(pa.array(np.array(self._snapshot.starts)[numbers] + slots))
@@ -172,6 +193,12 @@ class KeyView:
         return parts
 
     def _holds(self, chunk: int, slot: int) -> bool:
+        if self._slots is not None:
+            slots = self._slots[chunk]
+            number = int(np.searchsorted(slots, slot))
+            if number == len(slots) or slots[number] != slot:
+                return False
+            slot = number
         return any(start <= slot < stop for start, stop in self._by_chunk.get(chunk, ()))
 
 

@@ -202,10 +202,10 @@ class Mixture(ABC):
 
     def state_of(self, progress: Progress, workers: int) -> dict[str, Any]:
         """Return the state of a loop that is so far: one of each dataset, by its number, and what they have in common."""
-        first = progress.stretches[0]._replace(batches=0)
+        now = progress.stretches[-1]._replace(batches=0)
         state: dict[str, Any] = {}
         for number, (dataset, rules) in enumerate(zip(self.datasets, progress.rules.members, strict=True)):
-            state[str(number)] = to_state(Progress(rules, (first,), progress.rank, 0, finished=False), dataset.identity, workers)
+            state[str(number)] = to_state(Progress(rules, (now,), progress.rank, 0, finished=False), dataset.identity, workers)
         common = {
             "kind": self._kind,
             "current_epoch": progress.rules.epoch,
@@ -252,7 +252,9 @@ class Mixture(ABC):
             )
         numbers = [str(number) for number in range(len(self.datasets))]
         if len(state) != len(numbers) + 1 or any(number not in state for number in numbers):
-            raise StateMismatch(f"the state is of {len(state) - 1} datasets, and here are {len(numbers)}: give the same ones, in their order.")
+            raise StateMismatch(
+                f"the state is of {len(state) - 1} datasets, and here are {len(numbers)}: give the same ones, in their order."
+            )
         self._check_settings(common)
         moved = [copy.copy(dataset) for dataset in self.datasets]
         members = []

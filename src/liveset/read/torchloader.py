@@ -7,11 +7,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, default_collate
 
 from liveset.format.collate import to_tensors
 from liveset.read.loading import Loader, refuse_profiling
 from liveset.read.reader import BatchReader, Collate, Fetched, OnError, Task, Together
+
+# Tensors up to this size are sent through a pipe, larger ones as shared memory.
+_LARGE = 1 << 18
+_SENT = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64})
 
 
 class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
@@ -133,7 +139,7 @@ class _Inner(DataLoader[Any]):
             reader,  # type: ignore[arg-type]
             batch_size=None,
             sampler=self.feed,
-            collate_fn=_same,
+            collate_fn=_pack if outer.num_workers and not outer.pin_memory else _same,
             num_workers=outer.num_workers,
             prefetch_factor=outer.prefetch_factor if outer.num_workers else None,
             persistent_workers=outer.persistent_workers,
@@ -153,7 +159,7 @@ class _Results(Iterator[Fetched]):
 
     def __next__(self) -> Fetched:
         fetched: Fetched = next(self._results)
-        return fetched
+        return fetched._replace(batch=_unpack(fetched.batch)) if type(fetched.batch) in _HOLDERS else fetched
 
 
 class _Feed:
@@ -163,6 +169,47 @@ class _Feed:
 
     def __iter__(self) -> Iterator[Task]:
         return self.batches
+
+
+class _Packed:
+    """A tensor on its way from a worker, as an array: torch would send a file descriptor, which costs more than the bytes of most."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+
+_HOLDERS = (_Packed, dict, list, tuple)
+
+
+def _pack(fetched: Any) -> Fetched:
+    packed: Fetched = fetched._replace(batch=_packed(fetched.batch))
+    return packed
+
+
+def _packed(batch: Any) -> Any:
+    kind = type(batch)
+    if kind is torch.Tensor:
+        plain = batch.layout is torch.strided and batch.device.type == "cpu" and not batch.requires_grad and batch.dtype in _SENT
+        return _Packed(batch.numpy()) if plain and batch.nbytes <= _LARGE else batch
+    if kind is dict:
+        return {key: _packed(value) for key, value in batch.items()}
+    return kind(map(_packed, batch)) if kind in (list, tuple) and not _is_text(batch) else batch
+
+
+def _unpack(batch: Any) -> Any:
+    kind = type(batch)
+    if kind is _Packed:
+        return torch.from_numpy(batch.array)
+    if kind is dict:
+        return {key: _unpack(value) for key, value in batch.items()}
+    return kind(map(_unpack, batch)) if kind in (list, tuple) and not _is_text(batch) else batch
+
+
+def _is_text(batch: Any) -> bool:
+    """Whether it is a column of texts or bytes, which are many and hold no tensors."""
+    return bool(batch) and type(batch[0]) in (str, bytes) and type(batch[-1]) in (str, bytes)
 
 
 def _same(value: Any) -> Any:

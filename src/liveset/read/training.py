@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, pairwise, repeat
+from itertools import accumulate, chain, count, pairwise, repeat
+from operator import itemgetter
 from typing import Any, Self
 
 from liveset.errors import NotFound, StateMismatch, VersionExpired, VersionNotFound
@@ -63,30 +65,34 @@ class Training(Opened):
         grid = detect_grid(workers=num_workers, batch=batch_size, ranks=self._ranks)
         return rank_length(self._length, Grid(grid.world, grid.rank, max(num_workers, 1), 0, batch_size), self._drops_last(grid))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Samples:
         """Start a new pass over the samples of this rank and worker; ``current_epoch`` grows when it is exhausted."""
         grid = detect_grid(workers=1, batch=self.batch_size, ranks=self._ranks)
-        chunks, regions = self._chunks, self._regions  # those of now, whatever is opened before the pass ends
-        parts = self._resume(grid, chunks, regions) if self._resumed is not None else None
-        if parts is None:
-            order = region_order(len(regions), shuffle=self.shuffle, seed=self.seed, epoch=self.current_epoch)
-            mine = shares(self._sizes, order, grid, self._drops_last(grid))
-            if chunks is not None:
-                chunks.expect([regions[share.region].chunk for share in mine])
-            parts = map(partial(self._read_share, chunks, regions), mine, repeat(self.current_epoch))
-        samples: Iterator[Any] = chain.from_iterable(chain(parts, self._end_of_epoch()))
-        for transform in self._transforms:
-            samples = map(transform, samples)
-        return samples
+        parts = self._resume(grid, self._chunks, self._regions) if self._resumed is not None else None
+        rules = self.rules(self.current_epoch, pad=False)
+        return Samples(self, grid, rules, self._parts(grid, rules) if parts is None else parts, whole=parts is None)
 
-    def _read_share(self, chunks: OpenChunks | None, regions: Sequence[Region], share: Share, epoch: int) -> Iterator[Any]:
+    def _parts(self, grid: Grid, rules: Rules, skip: int = 0) -> Iterator[Iterator[Any]]:
+        """Return the samples of a reader, but for the first few, part by part."""
+        chunks, regions = self._chunks, self._regions  # those of now, whatever is opened before the pass ends
+        order = region_order(len(regions), shuffle=rules.shuffle, seed=rules.seed, epoch=rules.epoch)
+        mine = shares(self._sizes, order, grid, rules.drops(grid.world))
+        ends = list(accumulate(share.stop - share.start for share in mine))
+        first = bisect_right(ends, skip)
+        skips = chain([skip - (ends[first - 1] if first else 0)], repeat(0))
+        if chunks is not None:
+            chunks.expect([regions[share.region].chunk for share in mine[first:]])
+        return map(partial(self._read_share, chunks, regions, rules), mine[first:], skips)
+
+    @staticmethod
+    def _read_share(chunks: OpenChunks | None, regions: Sequence[Region], rules: Rules, share: Share, skip: int) -> Iterator[Any]:
         assert chunks is not None
         number, first, _ = regions[share.region]
         chunk = chunks.whole(number)
-        if not self.shuffle:
-            return chunk.iterate(first + share.start, first + share.stop)
-        order = positions(share, len(regions), seed=self.seed, epoch=epoch, window=self._window)
-        return map(chunk.read, (order + first).tolist())
+        if not rules.shuffle:
+            return chunk.iterate(first + share.start + skip, first + share.stop)
+        order = positions(share, len(regions), seed=rules.seed, epoch=rules.epoch, window=rules.window)
+        return map(chunk.read, (order[skip:] + first).tolist())
 
     def _resume(self, grid: Grid, chunks: OpenChunks | None, regions: Sequence[Region]) -> Iterator[Iterator[Any]] | None:
         """Take the state that was loaded, and return the rest of its epoch; None if the next epoch begins."""
@@ -110,11 +116,6 @@ class Training(Opened):
         assert chunks is not None
         number, first, _ = regions[run[0]]
         return map(chunks.whole(number).read, (run[1] + first).tolist())
-
-    def _end_of_epoch(self) -> Iterator[tuple[()]]:
-        """Yield no sample, when all have been read."""
-        self.current_epoch += 1
-        yield ()
 
     def _drops_last(self, grid: Grid) -> bool:
         return grid.world > 1 if self.drop_last is None else self.drop_last
@@ -199,13 +200,17 @@ class Training(Opened):
             self._identity = Identity.of(self._snapshot, self._regions)
         return self._identity
 
-    def state_dict(self, num_samples_yielded: int = 0, num_workers: int | None = None, batch_size: int | None = None) -> dict[str, Any]:
+    def state_dict(
+        self, num_samples_yielded: int | None = None, num_workers: int | None = None, batch_size: int | None = None
+    ) -> dict[str, Any]:
         """Return the state of a pass that has had so many samples, to be loaded by ``load_state_dict``.
 
-        A ``StreamingDataLoader`` has a ``state_dict`` that counts for itself; this one is for loops over the dataset.
+        A ``StreamingDataLoader`` has a ``state_dict`` that counts for itself, and so has an iterator of the dataset, which torchdata's
+        ``StatefulDataLoader`` asks for it; this one is for loops over the dataset that count for themselves.
 
         Args:
-            num_samples_yielded: samples that this rank has had in the current epoch: whole batches, or all.
+            num_samples_yielded: samples that this rank has had in the current epoch: whole batches, or all. None gives an empty state,
+                with which nothing changes.
             num_workers: loader workers of the rank.
             batch_size: samples per batch.
 
@@ -219,6 +224,8 @@ class Training(Opened):
             >>> len(list(ds))
             113
         """
+        if num_samples_yielded is None:
+            return {}
         if worker_info() is not None:
             raise RuntimeError("The method `state_dict` should only be called in the main process.")
         workers = max(self.num_workers if num_workers is None else num_workers, 1)
@@ -249,7 +256,8 @@ class Training(Opened):
             StateMismatch: the state is of another dataset, of other settings (with ``force_override_state_dict=True`` a warning, and
                 the epoch of the state ends as it began), or samples were added, deleted or moved; also a ``ValueError``.
         """
-        self._resumed = self.progress_of(state_dict)
+        if state_dict:
+            self._resumed = self.progress_of(state_dict)
 
     def reset_state_dict(self) -> None:
         """Forget a state that was loaded: the next pass is a whole one."""
@@ -380,6 +388,78 @@ class Training(Opened):
     def set_num_workers(self, num_workers: int) -> None:
         """Set the number of loader workers that the length is told for."""
         self.num_workers = max(num_workers, 1)
+
+
+class Samples(map):  # type: ignore[type-arg]
+    """One pass over the samples of a dataset in one process; a ``map``, since nothing else counts as quickly.
+
+    Its state is for the same reader alone: the same rank of as many, and the same loader worker of as many.
+    """
+
+    _dataset: Training
+    _grid: Grid
+    _source: list[Iterator[Any]]
+    _counter: count[int]
+    _rules: Rules
+    _began: int | None
+
+    def __new__(cls, dataset: Training, grid: Grid, rules: Rules, parts: Iterator[Iterator[Any]], *, whole: bool) -> Self:
+        """Begin a pass: a whole one, or the rest of one."""
+        source, counter = [parts], count()
+        samples: Iterator[Any] = chain.from_iterable(_from(source, dataset))
+        for transform in dataset.transforms:
+            samples = map(transform, samples)
+        self = super().__new__(cls, itemgetter(0), zip(samples, counter, strict=False))
+        self._dataset, self._grid, self._rules, self._source, self._counter = dataset, grid, rules, source, counter
+        self._began = 0 if whole else None
+        return self
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Everything is done before."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the pass is.
+
+        Raises:
+            RuntimeError: the dataset itself went on from a state, so that the samples before it cannot be counted here.
+        """
+        if self._began is None:
+            raise RuntimeError(
+                "this pass is the rest of an epoch whose state was loaded into the dataset: ask for dataset.state_dict(samples)."
+            )
+        dataset, grid = self._dataset, self._grid
+        stretch = Stretch(grid.world, grid.workers, grid.batch, 0)
+        state = dataset.state_of(Progress(self._rules, (stretch,), grid.rank, 0, finished=False), grid.workers)
+        return {"dataset": state, "worker": grid.worker, "samples": self._began + int(repr(self._counter)[6:-1])}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where a state was taken, before the first sample of this pass.
+
+        Raises:
+            StateMismatch: it is the state of another reader, of another dataset, or of what is not there any more.
+        """
+        dataset, grid = self._dataset, self._grid
+        try:
+            state, worker, samples = state_dict["dataset"], state_dict["worker"], int(state_dict["samples"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateMismatch("this is no state of an iterator of a dataset.") from error
+        progress = dataset.progress_of(state)
+        (then,) = progress.stretches
+        saved, here = (then.world, progress.rank, then.workers, worker), (grid.world, grid.rank, grid.workers, grid.worker)
+        if saved != here or then.batch != grid.batch:
+            raise StateMismatch(
+                f"the state is of another reader (ranks, rank, workers, worker: {saved} then, {here} now): an iterator goes on only where "
+                "they are the same. A liveset.StreamingDataLoader can go on with any others."
+            )
+        dataset.set_epoch(progress.rules.epoch)
+        self._rules, self._began = progress.rules, samples
+        self._source[:] = [dataset._parts(grid, progress.rules, samples)]  # noqa: SLF001 - the iterator of this class
+
+
+def _from(source: list[Iterator[Any]], dataset: Training) -> Iterator[Iterator[Any]]:
+    """Yield what the source holds when it is first asked, and count the epoch at the end."""
+    yield from source[0]
+    dataset.set_epoch(dataset.current_epoch + 1)
 
 
 def check_rank(progress: Progress, world: int, rank: int) -> None:

@@ -134,10 +134,13 @@ class Location:
 
     @lazy
     def identity(self) -> str:
-        """The same for two places that one client can serve."""
-        return repr(
-            (self.url, sorted(self.config.items()), sorted(self.client.items()), self.profile, self.credentials, self.retry_timeout)
-        )
+        """The same for two places whose requests are the same but for their keys."""
+        return repr((self.url, self.bucket_identity, self.retry_timeout))
+
+    @lazy
+    def bucket_identity(self) -> str:
+        """The same for two places in one bucket that are reached in one way."""
+        return repr((self.kind, self.bucket, sorted(self.config.items()), sorted(self.client.items()), self.profile, self.credentials))
 
     def key(self, name: str) -> str:
         """The key of a file of the dataset."""

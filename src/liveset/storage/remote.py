@@ -234,7 +234,7 @@ class RemoteStore:
         _safe.add(self.location.place)
 
     def _keeps_conditions(self) -> bool:
-        requests, key = self._writable, self.location.key(f"{_PROBE}{secrets.token_hex(8)}")
+        requests, key = self._writable, self.location.key(f"{_PROBE}{secrets.token_hex(8)}.tmp")
         try:
             tag = requests.put(key, [b"1"], CREATE)
             if tag is None:

@@ -6,6 +6,7 @@ Only ``storage.clients`` chooses between these requests and those of a helper pr
 from __future__ import annotations
 
 import logging
+import os
 import random
 import re
 import threading
@@ -34,7 +35,7 @@ CREATE = "create"
 PART = 8 << 20
 """Bytes asked for at once of an object that is fetched whole, and put at once of a large one."""
 FIRST_ANSWER = 5.0
-"""Seconds until a store that never answered in this process is given up: its address is likely to be wrong."""
+"""Seconds until a store that never answered to this process is given up: its address is likely to be wrong."""
 
 
 class Facts(NamedTuple):
@@ -92,11 +93,9 @@ def runtime_used() -> bool:
 class DirectRequests:
     """Requests that this process sends itself."""
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, *, answered: bool = False) -> None:
         self._location = location
-        self._answered = False
-        self._store: Any = None
-        self._making = threading.Lock()
+        self._answered = answered
 
     # The requests
 
@@ -220,7 +219,7 @@ class DirectRequests:
         """
         global _used
         _used = True
-        store = self._store or self._open()
+        store = open_bucket(self._location)
         begun, number, reached = time.monotonic(), 0, 0
         while True:
             try:
@@ -231,8 +230,11 @@ class DirectRequests:
                     raise
                 if isinstance(meaning, _Refused) and not once:
                     meaning = _Silent(f"cannot {action} {meaning.file}: the store is busy with the same object", file=meaning.file)
+                if isinstance(meaning, AccessDenied):
+                    forget_bucket(self._location)
                 if not isinstance(meaning, _Silent):
                     raise meaning from error
+                self._answered = self._answered or meaning.alive
                 if progress() > reached:
                     begun, number, reached = time.monotonic(), 0, progress()
                 patience = self._location.retry_timeout if self._answered else min(FIRST_ANSWER, self._location.retry_timeout)
@@ -245,12 +247,6 @@ class DirectRequests:
             else:
                 self._answered = True
                 return answer
-
-    def _open(self) -> Any:
-        with self._making:
-            if self._store is None:
-                self._store = open_object_store(self._location)
-            return self._store
 
 
 def merge_ranges(ranges: Sequence[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
@@ -268,6 +264,34 @@ GAP = 64 << 10
 """Two parts of an object that are nearer than this are asked for together."""
 BATCH = 250
 """Objects deleted in one request; Azure takes up to 256."""
+
+
+_stores: dict[str, Any] = {}
+_opening = threading.Lock()
+
+
+def open_bucket(location: Location) -> Any:
+    """The client of obstore for a bucket: one for all places in it, with their connections; sends nothing."""
+    if (store := _stores.get(location.bucket_identity)) is not None:
+        return store
+    with _opening:
+        if location.bucket_identity not in _stores:
+            _stores[location.bucket_identity] = open_object_store(location)
+        return _stores[location.bucket_identity]
+
+
+def forget_bucket(location: Location) -> None:
+    """Makes the next request look for credentials anew: whoever had none may have set them since."""
+    with _opening:
+        _stores.pop(location.bucket_identity, None)
+
+
+def _after_fork() -> None:
+    global _opening
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def open_object_store(location: Location) -> Any:
@@ -339,8 +363,11 @@ class _NoRanges(DatasetError):
 class _Silent(DatasetError):
     """No answer, or one that may be better later."""
 
+    file: str
+    alive: bool = False
+
     def error(self) -> StorageError:
-        return StorageError(*self.args, **vars(self))
+        return StorageError(*self.args, file=self.file)
 
 
 def _explain(error: Exception, location: Location, key: str, action: str) -> DatasetError | None:
@@ -397,7 +424,7 @@ def _explain(error: Exception, location: Location, key: str, action: str) -> Dat
         return failed(f"{location.endpoint or location.bucket} is not an address that works here.")
     if (400 <= status < 500 or status == 501) and status not in _PASSING and "RequestTimeout" not in text:
         return failed(f"the store refuses it ({_reason(text)}).")
-    return _Silent(f"cannot {action} {url}: the store does not answer ({_reason(text)})", file=url)
+    return _Silent(f"cannot {action} {url}: the store does not answer ({_reason(text)})", file=url, alive=status > 0)
 
 
 _METADATA = r"//169\.254\.169\.254|//metadata\.google|/latest/(api/token|meta-data/)|Error getting credentials|MissingCredential"
