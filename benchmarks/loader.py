@@ -3,8 +3,8 @@
 Each job runs in a process of its own; a round takes all of them in turn, each time another one first. Printed are medians over the rounds,
 and of the ratios within a round, so that a busy minute meets all of them alike. Numbers are printed, never asserted.
 
-A job makes a loader that shuffles, reads a pass, and then passes for at least half a second; each is timed from its first batch to its last
-one. One byte of every page of each tensor is looked at. The floor is torch's ``DataLoader`` over one numpy memmap, whose sampler yields the
+A job reads a pass, and then passes for at least half a second, each with a new loader and timed from its first batch to its last one. One
+byte of every page of each tensor is looked at. The floor is torch's ``DataLoader`` over one numpy memmap, whose sampler yields the
 numbers of the rows of a batch; of images it is a loop that decodes and does nothing else, in as many processes as there are workers.
 """
 
@@ -37,6 +37,8 @@ _WORDS = "the quick brown fox jumps over a lazy dog while seven wizards mix joll
 _BLOBS = [np.random.default_rng(i).bytes(50_000) for i in range(8)]
 _SIDE = 256
 _SECONDS = 0.5
+# Of the processes of the jobs, which inherit it.
+SHUFFLE = bool(os.environ.get("BENCH_SHUFFLE"))
 
 
 # --- samples ------------------------------------------------------------------------------------------------------------------------------
@@ -118,9 +120,7 @@ def _jpeg(i: int) -> dict[str, Any]:
 
 def write_mosaic(folder: Path, kind: str, count: int) -> None:
     """Write what MosaicML streaming reads."""
-    from streaming import MDSWriter
-
-    with MDSWriter(out=str(folder / "mosaic"), columns=KINDS[kind].columns, size_limit=8_000_000) as out:
+    with _streaming().MDSWriter(out=str(folder / "mosaic"), columns=KINDS[kind].columns, size_limit=8_000_000) as out:
         for i in range(count):
             out.write(KINDS[kind].make(i))
 
@@ -132,33 +132,46 @@ def ours(folder: Path, kind: str, workers: int) -> Iterable[Any]:
     import liveset
 
     dataset = liveset.StreamingDataset(folder / "ours")
-    return liveset.StreamingDataLoader(dataset, batch_size=KINDS[kind].batch, num_workers=workers, shuffle=True)
+    return liveset.StreamingDataLoader(dataset, batch_size=KINDS[kind].batch, num_workers=workers, shuffle=SHUFFLE)
 
 
 def litdata(folder: Path, kind: str, workers: int) -> Iterable[Any]:
     from litdata import StreamingDataLoader, StreamingDataset
 
-    dataset = StreamingDataset(str(folder / "ours"), shuffle=True)
+    dataset = StreamingDataset(str(folder / "ours"), shuffle=SHUFFLE, **({"batch_decode": 0} if SHUFFLE else {}))
     options = {"collate_fn": _collate_images} if kind == "jpeg" else {}
     loader: Iterable[Any] = StreamingDataLoader(dataset, batch_size=KINDS[kind].batch, num_workers=workers, **options)
     return loader
 
 
 def mosaic(folder: Path, kind: str, workers: int) -> Iterable[Any]:
-    from streaming import StreamingDataset
     from torch.utils.data import DataLoader
 
     batch = KINDS[kind].batch
-    dataset = StreamingDataset(local=str(folder / "mosaic"), shuffle=True, batch_size=batch)
+    dataset = _streaming().StreamingDataset(local=str(folder / "mosaic"), shuffle=SHUFFLE, batch_size=batch)
     collate = _collate_images if kind == "jpeg" else None
     return DataLoader(dataset, batch_size=batch, num_workers=workers, collate_fn=collate)
+
+
+def _streaming() -> Any:
+    """Import MosaicML streaming without torchvision, which has no build for every torch and of which nothing is used here."""
+    import importlib
+    import types
+
+    importlib.import_module("transformers")  # looks for torchvision, too
+
+    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
+        module: Any = sys.modules.setdefault(name, types.ModuleType(name))
+        module.VisionDataset, module.to_tensor = object, None
+    return importlib.import_module("streaming")
 
 
 def floor(folder: Path, kind: str, workers: int) -> Iterable[Any]:
     from torch.utils.data import DataLoader
 
     rows = np.load(folder / "rows.npy", mmap_mode="r")
-    return DataLoader(Rows(rows), batch_size=None, sampler=Shuffled(len(rows), KINDS[kind].batch), num_workers=workers)
+    sampler = Batches(len(rows), KINDS[kind].batch, SHUFFLE)
+    return DataLoader(Rows(rows), batch_size=None, sampler=sampler, num_workers=workers)  # type: ignore[arg-type]
 
 
 class Rows:
@@ -183,18 +196,15 @@ class Rows:
         return batch
 
 
-class Shuffled:
+class Batches:
     """A sampler whose items are the numbers of a batch."""
 
-    def __init__(self, count: int, batch: int) -> None:
-        self._count, self._batch = count, batch
+    def __init__(self, count: int, batch: int, shuffle: bool) -> None:
+        self._count, self._batch, self._shuffle = count, batch, shuffle
 
     def __iter__(self) -> Iterator[np.ndarray[Any, Any]]:
-        order = np.random.default_rng(0).permutation(self._count)
+        order = np.random.default_rng(0).permutation(self._count) if self._shuffle else np.arange(self._count)
         return (order[at : at + self._batch] for at in range(0, self._count, self._batch))
-
-    def __len__(self) -> int:
-        return -(-self._count // self._batch)
 
 
 def _collate_images(samples: list[Any]) -> Any:
@@ -225,11 +235,11 @@ def epochs(folder: Path, kind: str, peer: str, workers: int) -> Figures:
     """Read passes, and return samples per second."""
     if (kind, peer) == ("jpeg", "floor"):
         return {"rate": _decode_only(workers)}
-    loader = LOADERS[peer](folder, kind, workers)
-    _pass(loader)
-    taken, until = [], time.perf_counter() + _SECONDS
+    _pass(LOADERS[peer](folder, kind, workers))
+    until = time.perf_counter() + _SECONDS
+    taken: list[float] = []
     while not taken or time.perf_counter() < until:
-        taken.append(_pass(loader))
+        taken.append(_pass(LOADERS[peer](folder, kind, workers)))
     return {"rate": statistics.median(taken)}
 
 
@@ -270,7 +280,8 @@ def _decode(files: list[bytes]) -> float:
 
 def first(folder: Path, kind: str, peer: str, workers: int) -> Figures:
     """Return the seconds from ``iter`` to the first batch, of the third pass and later ones."""
-    loader, taken = LOADERS[peer](folder, kind, workers), []
+    loader = LOADERS[peer](folder, kind, workers)
+    taken: list[float] = []
     for _ in range(7):
         began = time.perf_counter()
         batches = iter(loader)
@@ -361,12 +372,15 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated")
     parser.add_argument("--peers", default=",".join(LOADERS), help="comma-separated; those that are not installed are left out")
     parser.add_argument("--workers", default="0,2", help="comma-separated")
+    parser.add_argument("--shuffle", action="store_true", help="read in random order; litData then decodes sample by sample, as is faster")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="small datasets and two rounds, to try it")
     parser.add_argument("--dir", type=Path, help="where to write; by default a temporary directory")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.shuffle:
+        os.environ["BENCH_SHUFFLE"] = "1"
     workers = [int(number) for number in given.workers.split(",")]
     if given.job:
         print(json.dumps(_work(given.job, given.dir, given.kinds, given.peers, workers[0], given.count)))

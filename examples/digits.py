@@ -1,6 +1,6 @@
 """Train a small network on handwritten digits, with checkpoints; run it again after it was stopped, or killed, and it goes on exactly.
 
-    python examples/digits.py runs/digits --epochs 3
+python examples/digits.py runs/digits --epochs 3
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def train(folder: Path, *, epochs: int, batch_size: int, workers: int, every: in
     loader = liveset.StreamingDataLoader(ds.subset(range(1500)), batch_size=batch_size, num_workers=workers)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses: list[float] = []
     first = 0
 

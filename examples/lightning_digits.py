@@ -1,6 +1,6 @@
 """The same digits with a trainer of Lightning, which saves and restores the loader by itself; run it again and it goes on.
 
-    python examples/lightning_digits.py runs/lightning --epochs 3
+python examples/lightning_digits.py runs/lightning --epochs 3
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 import liveset
 
 
-class Model(lightning.LightningModule):  # type: ignore[misc]
+class Model(lightning.LightningModule):
     """A small network, and what it learns from a batch."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Model(lightning.LightningModule):  # type: ignore[misc]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return the optimizer."""
-        return torch.optim.Adam(self.parameters(), lr=1e-3)
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
 
 
 def main() -> None:

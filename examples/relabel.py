@@ -1,6 +1,6 @@
 """Fix labels while a training loop runs: the epoch that runs stays as it is, the next one has them.
 
-    python examples/relabel.py runs/relabel
+python examples/relabel.py runs/relabel
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import socket
 import subprocess
@@ -37,8 +38,8 @@ def ids(batches: Any) -> list[list[int]]:
     return [batch["i"].tolist() for batch in batches]
 
 
-def uninterrupted(path: Path) -> list[list[int]]:
-    loader = open_loader(path)
+def uninterrupted(path: Path, workers: int = 0) -> list[list[int]]:
+    loader = open_loader(path, num_workers=workers)
     return [batch for _ in range(EPOCHS) for batch in ids(loader)]
 
 
@@ -52,7 +53,7 @@ def fit(path: Path, checkpoints: Path, resume: Path | None = None, *, workers: i
 
     seen: list[tuple[int, int, list[int]]] = []
 
-    class Model(lightning.LightningModule):  # type: ignore[misc]
+    class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(1, 1)
@@ -74,11 +75,11 @@ def fit(path: Path, checkpoints: Path, resume: Path | None = None, *, workers: i
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_lightning_trainer_goes_on_from_any_batch(path: Path, tmp_path: Path, workers: int) -> None:
     whole = fit(path, tmp_path / "all", workers=workers, every_n_train_steps=1)
-    assert [batch for _, _, batch in whole] == uninterrupted(path)
+    assert [batch for _, _, batch in whole] == uninterrupted(path, workers)
     assert [(epoch, number) for epoch, number, _ in whole] == [(epoch, number) for epoch in range(EPOCHS) for number in range(STEPS)]
     chosen = {1, STEPS - 1, STEPS, STEPS + 1, 2 * STEPS, 3 * STEPS - 1, random.randrange(2, 3 * STEPS - 1)}
     for step in sorted(chosen) if not workers else [STEPS - 1, STEPS]:
-        rest = fit(path, tmp_path / f"from-{step}", tmp_path / "all" / f"step={step}.ckpt", every_n_train_steps=1000)
+        rest = fit(path, tmp_path / f"from-{step}", tmp_path / "all" / f"step={step}.ckpt", workers=workers, every_n_train_steps=1000)
         assert rest == whole[step:], step
 
 
@@ -88,6 +89,42 @@ def test_a_lightning_trainer_goes_on_from_the_end_of_an_epoch(path: Path, tmp_pa
     for epoch in (1, 2):
         rest = fit(path, tmp_path / f"from-{epoch}", tmp_path / "all" / f"step={epoch * STEPS}.ckpt", every_n_epochs=1)
         assert rest == whole[epoch * STEPS :]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}])
+def test_an_epoch_that_a_trainer_begins_is_never_an_earlier_one(path: Path, options: dict[str, Any]) -> None:
+    pytest.importorskip("torch")
+    whole, loader = open_loader(path), open_loader(path, **options)
+    epochs = [ids(whole) for _ in range(6)]
+    begun = iter(loader)
+    loader.sampler.set_epoch(0)
+    loader.sampler.set_epoch(2)  # Lightning counts from 0
+    assert loader.current_epoch == 3
+    assert loader.stats().epoch == 3
+    seen = ids([next(begun)])
+    loader.sampler.set_epoch(1)
+    loader.sampler.set_epoch(4)  # that of the next pass: this one is read by now
+    state = loader.state_dict()
+    assert seen + ids(begun) == epochs[2]
+    assert ids(loader) == epochs[4]
+    loader.load_state_dict(state)
+    loader.sampler.set_epoch(5)  # a state says where to go on
+    assert ids(loader) == epochs[2][1:]
+
+
+def test_a_loader_can_be_sent_to_processes_that_are_spawned(path: Path) -> None:
+    pytest.importorskip("torch")
+    loader = open_loader(path)
+    epochs = [ids(loader), ids(loader)]
+    copied = pickle.loads(pickle.dumps(open_loader(path)))
+    assert ids(copied) == epochs[0]
+    running = iter(copied)
+    assert ids([next(running)]) == epochs[1][:1]
+    again = pickle.loads(pickle.dumps(copied))
+    again.load_state_dict(again.state_dict())
+    assert ids(again) == epochs[1][1:]
+    again.sampler.set_epoch(1)
+    assert again.current_epoch == 2
 
 
 def test_fabric_saves_and_loads_the_loader(path: Path, tmp_path: Path) -> None:
@@ -117,7 +154,7 @@ def test_accelerate_saves_and_loads_the_loader(path: Path, tmp_path: Path) -> No
     whole = uninterrupted(path)
     seen: list[list[int]] = []
 
-    def train(accelerator: Any, loader: Any, model: Any, optimizer: Any, stop: int | None) -> None:
+    def train(stop: int | None, accelerator: Any, loader: Any, model: Any, optimizer: Any) -> None:
         while loader.current_epoch < EPOCHS or stop is not None:
             for batch in loader:
                 with accelerator.accumulate(model):
@@ -135,10 +172,10 @@ def test_accelerate_saves_and_loads_the_loader(path: Path, tmp_path: Path) -> No
         model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.01), open_loader(path))
         return accelerator, loader, model, optimizer
 
-    train(*prepare(), stop=STEPS + 4)
+    train(STEPS + 4, *prepare())
     accelerator, *prepared = prepare()
     accelerator.load_state(tmp_path / "state")
-    train(accelerator, *prepared, stop=None)
+    train(None, accelerator, *prepared)
     assert seen[: STEPS + 4] == whole[: STEPS + 4]
     assert seen == whole
 

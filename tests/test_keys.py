@@ -445,7 +445,7 @@ def test_keys_of_a_foreign_store_are_read_and_taken_over_by_an_append(plays: Pat
     [
         lambda path: build_keys_index(path, "id", overwrite=True, verbose=False),
         lambda path: append(path, range(20, 24)),
-        lambda path: optimize(play, range(10), path, mode="append", on_duplicate="replace", num_workers=1),
+        lambda path: optimize(lambda i: {**play(i), "n": -1}, range(10), path, mode="append", on_duplicate="replace", num_workers=1),
         lambda path: transform(path, lambda sample: {**sample, "n": -1}, verbose=False),
         lambda path: transform(path, lambda sample: {**sample, "more": 1}, verbose=False),
         lambda path: compact(path, small=1),

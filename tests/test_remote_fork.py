@@ -27,6 +27,7 @@ from tests.support.services import RemoteFolder
 from tests.support.stores import Behind
 
 pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
     pytest.mark.timeout(120),
     # Forking with threads is what is tested
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),

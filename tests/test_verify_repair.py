@@ -141,7 +141,7 @@ def test_an_old_index_that_was_put_back_is_damage(plays: Path) -> None:
     (plays / "index.json").unlink()
     (plays / "older.json").rename(plays / "index.json")
     assert liveset.verify(plays).ok, "nothing says that there was a second version"
-    edit(plays, 1, label=1)
+    edit(plays, 1, label=11)
     edit(plays, 1, label=2)
     (plays / "index.json").unlink()
     shutil.copy(plays / "_liveset/versions/00000001.json", plays / "index.json")
@@ -339,7 +339,7 @@ def turn_a_bit(path: Path) -> None:
 
 
 def put_back_an_old_one(path: Path) -> None:
-    edit(path, 1, label=1)
+    edit(path, 1, label=11)
     edit(path, 1, label=2)
     (path / "index.json").unlink()
     shutil.copy(path / "_liveset/versions/00000001.json", path / "index.json")

@@ -11,6 +11,7 @@ from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Rules, Run
 from liveset.read.mixing import MixRules
 from liveset.read.mixture import Mixture
+from liveset.read.plan import Region
 
 BatchingMethod = Literal["stratified", "per_stream"]
 
@@ -71,6 +72,7 @@ class CombinedStreamingDataset(Mixture):
             raise ValueError(f'batching_method must be "stratified" or "per_stream". Found {batching_method!r}.')
         self.weights = None if weights is None else tuple(map(float, weights))
         self.iterate_over_all, self.batching_method = iterate_over_all, batching_method
+        self._parts: tuple[list[Sequence[Region]], list[int], list[int]] | None = None
 
     def __repr__(self) -> str:
         return f"CombinedStreamingDataset({self.datasets!r})"
@@ -79,8 +81,8 @@ class CombinedStreamingDataset(Mixture):
         batches = None
         if self.batching_method == "per_stream":
             batches = (self.batch_size,) * len(self.datasets) if isinstance(self.batch_size, int) else tuple(self.batch_size)
-        members = tuple(dataset.rules(epoch, pad=pad) for dataset in self.datasets)
-        return MixRules(self.seed, epoch, members, self.weights, self.iterate_over_all, batches)
+        members = [dataset.rules(epoch, pad=pad) for dataset in self.datasets]
+        return MixRules.of(self.seed, epoch, members, weights=self.weights, to_the_end=self.iterate_over_all, batches=batches)
 
     def set_batch_size(self, batch_size: int | Sequence[int]) -> None:
         if not isinstance(batch_size, int):
@@ -91,20 +93,22 @@ class CombinedStreamingDataset(Mixture):
         super().set_batch_size(batch_size)
 
     def places(self, runs: Sequence[Run]) -> list[Run]:
-        places = []
-        bounds = self._bounds()
-        for region, offsets in runs:
-            number = next(number for number, (_, end) in enumerate(bounds) if region < end)
-            ((chunk, slots),) = self.datasets[number].places([(region - bounds[number][0], offsets)])
-            places.append((number << _CHUNKS | chunk, slots))
-        return places
+        parts = self._parts
+        if parts is None or any(part is not dataset._regions for part, dataset in zip(parts[0], self.datasets, strict=True)):
+            parts = self._parts = self._number_regions()
+        _, chunks, starts = parts
+        return [(chunks[region], offsets + starts[region]) for region, offsets in runs]
 
-    def _bounds(self) -> list[tuple[int, int]]:
-        """Return first and last (exclusive) number of the regions of each dataset."""
-        bounds, end = [], 0
-        for dataset in self.datasets:
-            bounds.append((end, end := end + len(dataset._sizes)))
-        return bounds
+    def _number_regions(self) -> tuple[list[Sequence[Region]], list[int], list[int]]:
+        """Return the regions of all datasets, and for each of them, numbered through, its chunk (with its dataset) and its first slot."""
+        of_each: list[Sequence[Region]] = [dataset._regions for dataset in self.datasets]
+        chunks = [number << _CHUNKS | region.chunk for number, regions in enumerate(of_each) for region in regions]
+        return of_each, chunks, [region.start for regions in of_each for region in regions]
+
+    def batch_decoder(self, collate: Callable[[Sequence[Any]], Any]) -> Any:
+        first, *others = self.datasets
+        alike = all(_alike(first, other) for other in others) and not any(dataset.transforms for dataset in self.datasets)
+        return first.batch_decoder(collate) if alike else super().batch_decoder(collate)
 
     def chunk(self, number: int) -> Chunk | _Transformed:
         dataset = self.datasets[number >> _CHUNKS]
@@ -127,13 +131,13 @@ class CombinedStreamingDataset(Mixture):
 
     def _rules_of(self, settings: Mapping[str, Any], epoch: int, members: Sequence[Rules]) -> MixRules:
         weights, batches = settings["weights"], settings["batch_sizes"]
-        return MixRules(
+        return MixRules.of(
             int(settings["seed"]),
             epoch,
-            tuple(members),
-            None if weights is None else tuple(map(float, weights)),
-            bool(settings["iterate_over_all"]),
-            None if batches is None else tuple(map(int, batches)),
+            members,
+            weights=None if weights is None else tuple(map(float, weights)),
+            to_the_end=bool(settings["iterate_over_all"]),
+            batches=None if batches is None else tuple(map(int, batches)),
         )
 
 
@@ -149,3 +153,9 @@ class _Transformed:
         for transform in self.transforms:
             sample = transform(sample)
         return sample
+
+
+def _alike(one: StreamingDataset, other: StreamingDataset) -> bool:
+    """Whether the samples of two datasets can be decoded together."""
+    strict = [dataset._snapshot.index.has_foreign_chunks for dataset in (one, other)]
+    return one.schema == other.schema and one._settings == other._settings and strict[0] == strict[1]

@@ -128,12 +128,12 @@ class JoinedStreamingDataset(StreamingDataset):
         self._wrap()
 
     def _wrap(self) -> None:
-        chunks = self._chunks
+        chunks: Any = self._chunks
         while isinstance(chunks, _JoinedChunks):
-            chunks = chunks.inner  # type: ignore[assignment]
+            chunks = chunks.inner
         if chunks is not None and (keys := open_keys(self._snapshot)) is not None:
             for side in self._sides:
-                chunks = _JoinedChunks(chunks, keys, side)  # type: ignore[assignment]
+                chunks = _JoinedChunks(chunks, keys, side)
         self._chunks = chunks
 
     def _choose(self, snapshot: Snapshot) -> list[Region]:
@@ -149,12 +149,12 @@ class JoinedStreamingDataset(StreamingDataset):
         self._check_refresh()
         before = self.__dict__.copy()
         sides = [replace(side, dataset=copy.copy(side.dataset)) for side in self._sides]
-        moved = any([side.dataset.refresh() for side in sides])
-        if moved:
+        moved = [side.dataset.refresh() for side in sides]
+        if any(moved):
             self._sides = tuple(sides)
         try:
             if not super().refresh():
-                if not moved:
+                if not any(moved):
                     return False
                 self._wrap()
                 self._arrange_all()
@@ -218,7 +218,7 @@ def _kept(regions: Sequence[Region], snapshot: Snapshot, sides: Sequence[_Side])
             lost += [
                 name for slot, (name, place) in enumerate(zip(names, places, strict=True), start) if place is None and slot not in erased
             ]
-            for there, slots in groupby(range(start, stop), key=lambda slot: places[slot - start] is not None):  # noqa: B023 - used at once
+            for there, slots in groupby(range(start, stop), key=lambda slot: places[slot - start] is not None):
                 if there:
                     first, *more = slots
                     found.append(Region(chunk, first, (more[-1] if more else first) + 1))
@@ -236,12 +236,12 @@ def _kept(regions: Sequence[Region], snapshot: Snapshot, sides: Sequence[_Side])
 class _JoinedChunks:
     """In place of the open chunks of a dataset: their samples are joined with those of another one."""
 
-    def __init__(self, inner: OpenChunks, keys: KeyStore, side: _Side) -> None:
+    def __init__(self, inner: OpenChunks | _JoinedChunks, keys: KeyStore, side: _Side) -> None:
         self.inner, self._keys, self._side = inner, keys, side
         self._known: dict[int, list[_Place]] = {}
         self.expect, self.close = inner.expect, inner.close
 
-    def get(self, number: int) -> None:  # noqa: ARG002 - nothing is kept here
+    def get(self, number: int) -> None:
         return None
 
     def __getitem__(self, number: int) -> Chunk:

@@ -11,7 +11,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, count, islice, pairwise, repeat
+from itertools import accumulate, count, islice, repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +19,6 @@ import numpy as np
 from liveset.errors import StateMismatch
 from liveset.format.lazy import lazy
 from liveset.read.epoch import Epoch, Rules, Run, Stretch, _FirstGrid, taken
-from liveset.read.plan import Offsets
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 """Samples: their numbers, or a row for each where several make up one."""
@@ -36,12 +35,12 @@ _PER_WORKER = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class MixRules:
+class MixRules(Rules):
     """What the order of an epoch of several datasets depends on, besides their regions and the readers.
 
+    ``shuffle`` and ``window`` mean nothing here: each dataset has its own.
+
     Attributes:
-        seed: of the choices between the datasets.
-        epoch: counted from 1.
         members: the rules of each dataset.
         weights: of the datasets; None for their lengths.
         to_the_end: go on until all datasets are read, not only the first.
@@ -51,9 +50,7 @@ class MixRules:
         go_on: an epoch begins where the one before ended, in each dataset.
     """
 
-    seed: int
-    epoch: int
-    members: tuple[Rules, ...]
+    members: tuple[Rules, ...] = ()
     weights: tuple[float, ...] | None = None
     to_the_end: bool = True
     batches: tuple[int, ...] | None = None
@@ -61,15 +58,11 @@ class MixRules:
     length: int | None = None
     go_on: bool = True
 
-    @property
-    def drop_last(self) -> bool | None:
-        """False where ranks may have different numbers of batches."""
-        return False if self.length is None and any(rules.drop_last is False for rules in self.members) else None
-
-    @property
-    def pad(self) -> bool:
-        """Whether samples are repeated to make ranks equal."""
-        return self.members[0].pad
+    @classmethod
+    def of(cls, seed: int, epoch: int, members: Sequence[Rules], **others: Any) -> MixRules:
+        """Return the rules of datasets with these rules."""
+        dropped = False if others.get("length") is None and any(rules.drop_last is False for rules in members) else None
+        return cls(seed, epoch, False, 0, dropped, members[0].pad, members=tuple(members), **others)
 
     def drops(self, world: int) -> bool:
         """Whether ranks are made equal by leaving samples out."""
@@ -443,7 +436,7 @@ def _generator(seed: int) -> np.random.RandomState:
     """Return numpy's generator in the state of Python's, of which it is the same."""
     _, state, _ = random.Random(seed).getstate()
     generator = np.random.RandomState()
-    generator.set_state(("MT19937", np.array(state[:-1], np.uint32), state[-1]))
+    generator.set_state(("MT19937", np.array(state[:-1], np.uint32), state[-1], 0, 0.0))
     return generator
 
 

@@ -14,6 +14,7 @@ from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Rules, Run, Stretch
 from liveset.read.grid import detect_grid, find_ranks, worker_info
 from liveset.read.mixing import MixedEpoch, MixRules
+from liveset.read.plan import Grid
 from liveset.read.state import Progress, next_stretches, to_state
 from liveset.read.training import Training, check_rank
 
@@ -35,6 +36,7 @@ class Mixture(ABC):
     _resumed: Progress | None = None
     _ranks: tuple[int, int] | None = None
     _seen: tuple[Any, ...] = ()
+    _warned = False
 
     def __init__(self, datasets: Sequence[StreamingDataset], seed: int, *, force_override_state_dict: bool) -> None:
         for dataset in datasets:
@@ -66,9 +68,24 @@ class Mixture(ABC):
     def rules(self, epoch: int, *, pad: bool) -> MixRules:
         """Return what the order of an epoch depends on, besides the readers."""
 
-    def epoch(self, rules: MixRules, stretches: Sequence[Stretch]) -> MixedEpoch:
+    def epoch(self, rules: Rules, stretches: Sequence[Stretch]) -> MixedEpoch:
         """Return an epoch as batches of runs."""
+        assert isinstance(rules, MixRules)
+        self._warn_of_small_ones(rules, stretches[0])
         return MixedEpoch([dataset._sizes for dataset in self.datasets], rules, stretches)
+
+    def _warn_of_small_ones(self, rules: MixRules, grid: Stretch) -> None:
+        if self._warned or rules.zipped or not rules.drops(grid.world):
+            return
+        widths = rules.batches or [grid.batch] * len(self.datasets)
+        for number, (dataset, width) in enumerate(zip(self.datasets, widths, strict=True)):
+            if 0 < dataset.samples < width * grid.world:
+                self._warned = True
+                warnings.warn(
+                    f"dataset {number}, {dataset.path}, is left out: its {dataset.samples:,} samples are not one batch of {width} for each "
+                    f"of {grid.world} ranks. Use a smaller batch size, pad=True (which repeats samples), or drop_last=False.",
+                    stacklevel=5,
+                )
 
     @property
     def _width(self) -> int:
@@ -85,21 +102,11 @@ class Mixture(ABC):
         epoch = self.epoch(rules, (Stretch(grid.world, max(num_workers, 1), batch_size, 0),))
         return epoch.samples(grid.rank, epoch.count(grid.rank))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> MixedSamples:
         """Start a new pass over the samples of this rank and worker; ``current_epoch`` grows when it is exhausted."""
         grid = detect_grid(workers=1, batch=self._width, ranks=self._ranks)
         batches = self._resume(grid.world, grid.rank) if self._resumed is not None else None
-        if batches is None:
-            epoch = self.epoch(self.rules(self.current_epoch, pad=False), (Stretch(grid.world, grid.workers, self._width, 0),))
-            batches = epoch.worker(grid.rank * grid.workers + grid.worker)
-        return self._read(self.as_of_now(), batches)
-
-    def _read(self, now: Self, batches: Iterator[list[Run]]) -> Iterator[Any]:
-        for runs in batches:
-            for number, slots in now.places(runs):
-                chunk = now.chunk(number)
-                yield from map(chunk.read, slots.tolist())
-        self.current_epoch += 1
+        return MixedSamples(self, grid, self.rules(self.current_epoch, pad=False), batches)
 
     def _resume(self, world: int, rank: int) -> Iterator[list[Run]] | None:
         """Take the state that was loaded, and return the rest of its epoch; None if the next epoch begins."""
@@ -138,11 +145,11 @@ class Mixture(ABC):
             self._seen = now
         return self._seen
 
-    def following(self, epoch: MixedEpoch, rank: int) -> dict[int, int]:  # noqa: ARG002 - where batches are of many chunks at once
+    def following(self, epoch: MixedEpoch, rank: int) -> dict[int, int]:
         """Return for each chunk which one a worker reads after it."""
         return {}
 
-    def batch_decoder(self, collate: Callable[[Sequence[Any]], Any]) -> Any:  # noqa: ARG002 - where there is none
+    def batch_decoder(self, collate: Callable[[Sequence[Any]], Any]) -> Any:
         """Return what decodes whole batches of the samples."""
         return _Unsupported()
 
@@ -172,13 +179,16 @@ class Mixture(ABC):
     def _rules_of(self, settings: Mapping[str, Any], epoch: int, members: Sequence[Rules]) -> MixRules:
         """Return the rules that have such settings."""
 
-    def state_dict(self, num_samples_yielded: int = 0, num_workers: int | None = None, batch_size: int | None = None) -> dict[str, Any]:
+    def state_dict(
+        self, num_samples_yielded: int | None = None, num_workers: int | None = None, batch_size: int | None = None
+    ) -> dict[str, Any]:
         """Return the state of a pass that has had so many samples, to be loaded by ``load_state_dict``.
 
         A ``StreamingDataLoader`` has a ``state_dict`` that counts for itself; this one is for loops over the dataset.
 
         Args:
-            num_samples_yielded: samples that this rank has had in the current epoch: whole batches, or all.
+            num_samples_yielded: samples that this rank has had in the current epoch: whole batches, or all. None gives an empty state,
+                with which nothing changes.
             num_workers: loader workers of the rank.
             batch_size: samples per batch.
 
@@ -186,6 +196,8 @@ class Mixture(ABC):
             RuntimeError: a loader worker asks.
             ValueError: the number of samples is too large, or not one of whole batches.
         """
+        if num_samples_yielded is None:
+            return {}
         if worker_info() is not None:
             raise RuntimeError("The method `state_dict` should only be called in the main process.")
         workers = max(self.num_workers if num_workers is None else num_workers, 1)
@@ -202,9 +214,11 @@ class Mixture(ABC):
 
     def state_of(self, progress: Progress, workers: int) -> dict[str, Any]:
         """Return the state of a loop that is so far: one of each dataset, by its number, and what they have in common."""
+        mix = progress.rules
+        assert isinstance(mix, MixRules)
         now = progress.stretches[-1]._replace(batches=0)
         state: dict[str, Any] = {}
-        for number, (dataset, rules) in enumerate(zip(self.datasets, progress.rules.members, strict=True)):
+        for number, (dataset, rules) in enumerate(zip(self.datasets, mix.members, strict=True)):
             state[str(number)] = to_state(Progress(rules, (now,), progress.rank, 0, finished=False), dataset.identity, workers)
         common = {
             "kind": self._kind,
@@ -214,7 +228,7 @@ class Mixture(ABC):
             "stretches": [list(stretch) for stretch in progress.stretches],
             "finished": progress.finished,
         }
-        return state | {"mixture": common | self._settings(progress.rules)}
+        return state | {"mixture": common | self._settings(mix)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next pass go on where a state was taken: with the same samples, in the same order, of the same versions.
@@ -226,7 +240,8 @@ class Mixture(ABC):
             StateMismatch: the state is of other datasets, or of other settings (with ``force_override_state_dict=True`` a warning, and
                 the epoch of the state ends as it began); also a ``ValueError``.
         """
-        self._resumed = self.progress_of(state_dict)
+        if state_dict:
+            self._resumed = self.progress_of(state_dict)
 
     def reset_state_dict(self) -> None:
         """Forget a state that was loaded: the next pass is a whole one."""
@@ -308,7 +323,78 @@ class Mixture(ABC):
 
     def refresh(self) -> bool:
         """Move all datasets to their newest versions, and return whether any of them is another one than before."""
-        return any([dataset.refresh() for dataset in self.datasets])
+        moved = [dataset.refresh() for dataset in self.datasets]
+        return any(moved)
+
+
+class MixedSamples(Iterator[Any]):
+    """One pass over the samples of several datasets in one process, with a state for the same reader alone."""
+
+    def __init__(self, mixture: Mixture, grid: Grid, rules: MixRules, rest: Iterator[list[Run]] | None) -> None:
+        self._mixture, self._grid, self._rules = mixture, grid, rules
+        self._count: int | None = 0 if rest is None else None
+        self._samples = self._read(self._batches() if rest is None else rest)
+
+    def __next__(self) -> Any:
+        sample = next(self._samples)
+        if self._count is not None:
+            self._count += 1
+        return sample
+
+    def _stretch(self) -> Stretch:
+        return Stretch(self._grid.world, self._grid.workers, self._grid.batch, 0)
+
+    def _batches(self) -> Iterator[list[Run]]:
+        grid = self._grid
+        return self._mixture.epoch(self._rules, (self._stretch(),)).worker(grid.rank * grid.workers + grid.worker)
+
+    def _read(self, batches: Iterator[list[Run]], skip: int = 0) -> Iterator[Any]:
+        mixture = self._mixture
+        now = mixture.as_of_now()
+        for runs in batches:
+            for number, slots in now.places(runs):
+                if skip >= len(slots):
+                    skip -= len(slots)
+                    continue
+                yield from map(now.chunk(number).read, slots[skip:].tolist())
+                skip = 0
+        mixture.set_epoch(mixture.current_epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the pass is.
+
+        Raises:
+            RuntimeError: the dataset itself went on from a state, so that the samples before it cannot be counted here.
+        """
+        if self._count is None:
+            raise RuntimeError(
+                "this pass is the rest of an epoch whose state was loaded into the dataset: ask for dataset.state_dict(samples)."
+            )
+        progress = Progress(self._rules, (self._stretch(),), self._grid.rank, 0, finished=False)
+        state = self._mixture.state_of(progress, self._grid.workers)
+        return {"dataset": state, "worker": self._grid.worker, "samples": self._count}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on where a state was taken, before the first sample of this pass.
+
+        Raises:
+            StateMismatch: it is the state of another reader, of other datasets, or of what is not there any more.
+        """
+        try:
+            state, worker, samples = state_dict["dataset"], state_dict["worker"], int(state_dict["samples"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateMismatch("this is no state of an iterator of a dataset.") from error
+        progress = self._mixture.progress_of(state)
+        saved, here = (*progress.stretches, progress.rank, worker), (self._stretch(), self._grid.rank, self._grid.worker)
+        if saved != here:
+            raise StateMismatch(
+                f"the state is of another reader ({saved} then, {here} now): an iterator goes on only where they are the same. A "
+                "liveset.StreamingDataLoader can go on with other ones."
+            )
+        assert isinstance(progress.rules, MixRules)
+        self._mixture.set_epoch(progress.rules.epoch)
+        self._rules, self._count = progress.rules, samples
+        self._samples = self._read(self._batches(), samples)
 
 
 class _Unsupported:

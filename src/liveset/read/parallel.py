@@ -58,8 +58,7 @@ class ParallelStreamingDataset(Mixture):
         reset_rngs: bool = False,
     ) -> None:
         super().__init__(datasets, seed, force_override_state_dict=force_override_state_dict)
-        whole = isinstance(length, int) and not isinstance(length, bool) and length > 0
-        if not (length is None or whole or length == float("inf")):
+        if length is not None and length != float("inf") and (type(length) is not int or length < 1):
             raise ValueError(f"`length` must be `None`, an integer, or `float('inf')`, got {length!r}. An integer must be at least 1.")
         self.length = length
         self.transform, self._takes_rngs = transform, transform is not None and _arguments(transform) == 2
@@ -78,9 +77,9 @@ class ParallelStreamingDataset(Mixture):
         empty = [dataset for dataset in self.datasets if not dataset.samples]
         if self.length is not None and empty:
             raise ValueError(f"{empty[0].path} has no samples, and cannot be begun again until there are {self.length}.")
-        members = tuple(dataset.rules(epoch, pad=pad) for dataset in self.datasets)
+        members = [dataset.rules(epoch, pad=pad) for dataset in self.datasets]
         length = self.length if self.length is None else -1 if self.length == float("inf") else int(self.length)
-        return MixRules(self.seed, epoch, members, zipped=True, length=length, go_on=self.resume)
+        return MixRules.of(self.seed, epoch, members, zipped=True, length=length, go_on=self.resume)
 
     def places(self, runs: Sequence[Run]) -> list[Run]:
         found: list[Run] = []
@@ -105,14 +104,14 @@ class ParallelStreamingDataset(Mixture):
         numbers = np.searchsorted(bounds, positions, "right")
         return np.stack([chunks[numbers], positions + shifts[numbers]], axis=1)
 
-    def chunk(self, number: int) -> _Rows:  # noqa: ARG002 - there is but one
+    def chunk(self, number: int) -> _Rows:
         return _Rows(self)
 
-    def sample_size(self, number: int) -> float:  # noqa: ARG002 - same
+    def sample_size(self, number: int) -> float:
         indices = [dataset._snapshot.index for dataset in self.datasets]
         return sum(index.size / max(index.samples, 1) for index in indices)
 
-    def describe_place(self, number: int, slot: Sequence[int]) -> tuple[int, str | int | None, str]:  # noqa: ARG002 - same
+    def describe_place(self, number: int, slot: Sequence[int]) -> tuple[int, str | int | None, str]:
         chunks, slots = slot[ROW::2], slot[ROW + 1 :: 2]
         found = [dataset.describe_place(*place) for dataset, *place in zip(self.datasets, chunks, slots, strict=True)]
         return found[0][0], found[0][1], " with ".join(file for _, _, file in found)
@@ -137,10 +136,10 @@ class ParallelStreamingDataset(Mixture):
 
     def _rules_of(self, settings: Mapping[str, Any], epoch: int, members: Sequence[Rules]) -> MixRules:
         length = settings["length"]
-        return MixRules(
+        return MixRules.of(
             int(settings["seed"]),
             epoch,
-            tuple(members),
+            members,
             zipped=True,
             length=None if length is None else int(length),
             go_on=bool(settings["resume"]),

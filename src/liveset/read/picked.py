@@ -103,8 +103,7 @@ def virtual(regions: Sequence[Region], before: Sequence[Slots] | None, slots: Se
     """
     found = []
     for chunk, start, stop in regions:
-        if before is not None and start < stop:
-            start, stop = int(before[chunk][start]), int(before[chunk][stop - 1]) + 1
-        first, last = np.searchsorted(slots[chunk], [start, stop]).tolist()
+        ends = [start, stop] if before is None or start == stop else [before[chunk][start], before[chunk][stop - 1] + 1]
+        first, last = np.searchsorted(slots[chunk], ends).tolist()
         found.append(Region(chunk, first, last))
     return found

@@ -83,13 +83,14 @@ def _cut(regions: Sequence[Region], sizes: Sequence[int]) -> list[list[Region]]:
     parts = []
     for size in sizes:
         part = []
-        while size:
+        wanted = size
+        while wanted:
             if left.start == left.stop:
                 left = next(rest)
-            taken = min(size, left.stop - left.start)
+            taken = min(wanted, left.stop - left.start)
             if taken:
                 part.append(left._replace(stop=left.start + taken))
             left = left._replace(start=left.start + taken)
-            size -= taken
+            wanted -= taken
         parts.append(part)
     return parts

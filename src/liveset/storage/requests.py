@@ -17,6 +17,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from operator import itemgetter
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -223,7 +224,8 @@ class DirectRequests:
         begun, number, reached = time.monotonic(), 0, 0
         while True:
             try:
-                answer = request(store)
+                # A write is waited for: whoever is interrupted in one would not know that it may still land.
+                answer = request(store) if action in ("write", "copy", "delete") else interruptible(partial(request, store))
             except Exception as error:
                 meaning = _explain(error, self._location, key, action)
                 if meaning is None:
@@ -247,6 +249,48 @@ class DirectRequests:
             else:
                 self._answered = True
                 return answer
+
+
+def interruptible(call: Callable[[], T]) -> T:
+    """The result of a call, which Ctrl-C does not wait for: the client handles no signals until the last of its own tries has failed."""
+    global _runner
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    runner, _runner = _runner or _Runner(), None
+    result, error = runner.run(call)
+    _runner = runner
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
+
+
+class _Runner:
+    """A thread that does one call after the other."""
+
+    def __init__(self) -> None:
+        self._calls, self._outcomes = SimpleQueue[Any](), SimpleQueue[Any]()
+        threading.Thread(target=self._work, name="liveset requests", daemon=True).start()
+
+    def run(self, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+        self._calls.put(call)
+        try:
+            return self._outcomes.get()  # type: ignore[no-any-return]
+        except BaseException:
+            self._calls.put(None)  # nobody waits for it any longer
+            raise
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            outcome: tuple[Any, BaseException | None]
+            try:
+                outcome = call(), None
+            except BaseException as error:
+                outcome = None, error
+            self._outcomes.put(outcome)
+            del call, outcome
+
+
+_runner: _Runner | None = None
 
 
 def merge_ranges(ranges: Sequence[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
@@ -287,8 +331,8 @@ def forget_bucket(location: Location) -> None:
 
 
 def _after_fork() -> None:
-    global _opening
-    _opening = threading.Lock()
+    global _opening, _runner
+    _opening, _runner = threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_after_fork)
