@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 import liveset
@@ -20,6 +19,8 @@ import liveset
 
 def make_dataset(path: Path) -> None:
     """Turn scikit-learn's digits into a dataset: 1,797 images of 8 x 8 pixels."""
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     images = digits.images.astype("uint8")
 

@@ -252,6 +252,9 @@ class Loader(ABC):
     def _begin(self) -> Position:
         world, rank = self._grid()
         progress = self._loaded or self.dataset.take_resumed()
+        if world > 1 and (progress is None or progress.finished):  # a state names its version
+            for dataset in getattr(self.dataset, "datasets", [self.dataset]):
+                dataset.agree()
         epoch = self._next(progress)
         self._check(epoch, world, rank)
         if progress is not None and not progress.finished:

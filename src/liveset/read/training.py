@@ -16,6 +16,7 @@ from liveset.format.batch import BatchDecoder
 from liveset.format.chunk import Chunk
 from liveset.keystore import open_keys
 from liveset.lease import Lease
+from liveset.read.agreement import tell_version
 from liveset.read.chunks import OpenChunks
 from liveset.read.epoch import Epoch, Rules, Run, Stretch
 from liveset.read.grid import detect_grid, find_ranks, worker_info
@@ -300,6 +301,27 @@ class Training(Opened):
             self._open(snapshot, lease)
             self._arrange(regions)
         return progress
+
+    def agree(self) -> None:
+        """Move to the version that rank 0 reads.
+
+        Raises:
+            StateMismatch: this dataset was opened at another one, or is a part of one.
+        """
+        index = self._snapshot.index
+        version, version_id = tell_version(self._snapshot.store.url, index.version, index.id)
+        if (version, version_id) == (index.version, index.id):
+            return
+        if self._stays:
+            raise StateMismatch(
+                f"rank 0 reads version {version} of {self._snapshot.store.url}, and this rank version {index.version}, which cannot move, "
+                "since it is a part or was opened so: open the same version on all ranks with version=."
+            )
+        snapshot, lease = open_version(self._snapshot.store, version, held=self._settings.pin)
+        if snapshot.index.id != version_id:
+            raise StateMismatch(f"rank 0 reads a dataset at {self._snapshot.store.url} that this rank does not find there.")
+        self._open(snapshot, lease)
+        self._arrange(self._choose(snapshot))
 
     def _check_settings(self, state: Mapping[str, Any]) -> None:
         settings = {"shuffle": self.shuffle, "seed": self.seed, "item_loader": None}
