@@ -1182,3 +1182,17 @@ def test_another_between_any_two_calls_of_a_purge(
             snapshot = open_snapshot(store)
             assert "k0" in keys_of(store, snapshot.version)
             assert "k1" not in keys_of(store, snapshot.version)
+
+
+def test_the_cache_of_this_machine_is_emptied(tmp_path: Path) -> None:
+    place = liveset.Place(f"local:{tmp_path / 'plays'}", cache_dir=tmp_path / "cache")
+    secret = b"nobody may know this"
+    liveset.optimize(lambda i: {"id": f"play-{i}", "text": secret if i == 3 else b"-"}, range(20), place, key_fn="id", verbose=False)
+    assert liveset.StreamingDataset(place)["play-3"]["text"] == secret
+    held = [file.read_bytes() for file in (tmp_path / "cache").rglob("*.cached")]
+    assert any(secret in data for data in held)
+    liveset.purge(place, ["play-3"])
+    held = [file.read_bytes() for file in (tmp_path / "cache").rglob("*.cached")]
+    assert not any(secret in data for data in held)
+    assert liveset.verify(place, absent=["play-3"]).ok
+    assert "play-3" not in liveset.StreamingDataset(place).keys

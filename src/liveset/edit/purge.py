@@ -45,7 +45,7 @@ from liveset.format.stamp import Fence, HistoryEntry, KeyFiles, Redirect, Redire
 from liveset.keystore import KeyStore, TableKeys, open_keys
 from liveset.lease import LEASES, leased_versions
 from liveset.snapshot import Snapshot, archived, open_snapshot, redirects_of
-from liveset.storage import VERSIONS, Store, open_store, version_name
+from liveset.storage import VERSIONS, Store, forget_cached, open_store, version_name
 
 __all__ = ["PurgeReport", "purge", "purge_store", "remains"]
 
@@ -179,6 +179,7 @@ def purge_store(
             store.write_once(version_name(index.version), index.to_bytes())
         # Else no version has the keys, or it was another call that erased them, and may have been interrupted.
         freed = work.delete(index) if work.made(index) else _clean(store, author=author, policy=policy)
+        forget_cached(store)  # what other machines hold is theirs to empty
     except (DatasetError, OSError) as error:
         error.add_note(f"Version {index.version} is without the samples, but files that hold them could not all be deleted: purge again.")
         raise

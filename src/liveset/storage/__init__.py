@@ -26,6 +26,7 @@ __all__ = [
     "cache_limit",
     "check_name",
     "check_room",
+    "forget_cached",
     "has_listing",
     "is_inside",
     "open_store",
@@ -79,6 +80,15 @@ def cache_limit(store: Store) -> int | None:
         if isinstance(store, CachedStore):
             return store.cache.limit
     return None
+
+
+def forget_cached(store: Store) -> None:
+    """Remove what the cache of this machine holds of a store and nobody reads."""
+    if store.remote:
+        from liveset.storage.cached import CachedStore
+
+        if isinstance(store, CachedStore):
+            store.forget()
 
 
 def check_room(store: Store, largest: int) -> None:

@@ -57,6 +57,10 @@ class CachedStore:
         check, edition = _parted(content)
         return self.cache.peek(self._place, check_name(name), size, check, edition)
 
+    def forget(self) -> None:
+        """Removes the cached files of this place that nobody reads."""
+        self.cache.clear(self._place)
+
     # What is passed on
 
     def probe(self) -> None:
