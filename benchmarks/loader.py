@@ -139,7 +139,7 @@ def litdata(folder: Path, kind: str, workers: int) -> Iterable[Any]:
     from litdata import StreamingDataLoader, StreamingDataset
 
     dataset = StreamingDataset(str(folder / "ours"), shuffle=SHUFFLE, **({"batch_decode": 0} if SHUFFLE else {}))
-    options = {"collate_fn": _collate_images} if kind == "jpeg" else {}
+    options = {"collate_fn": COLLATES[kind]} if kind in COLLATES else {}
     loader: Iterable[Any] = StreamingDataLoader(dataset, batch_size=KINDS[kind].batch, num_workers=workers, **options)
     return loader
 
@@ -149,8 +149,7 @@ def mosaic(folder: Path, kind: str, workers: int) -> Iterable[Any]:
 
     batch = KINDS[kind].batch
     dataset = _streaming().StreamingDataset(local=str(folder / "mosaic"), shuffle=SHUFFLE, batch_size=batch)
-    collate = _collate_images if kind == "jpeg" else None
-    return DataLoader(dataset, batch_size=batch, num_workers=workers, collate_fn=collate)
+    return DataLoader(dataset, batch_size=batch, num_workers=workers, collate_fn=COLLATES.get(kind))
 
 
 def _streaming() -> Any:
@@ -218,6 +217,13 @@ def _collate_images(samples: list[Any]) -> Any:
     }
 
 
+def _collate_blobs(samples: list[Any]) -> Any:
+    """Copy views of a file, of which torch would make a column for each byte."""
+    import torch
+
+    return {"id": torch.tensor([sample["id"] for sample in samples]), "raw": [bytes(sample["raw"]) for sample in samples]}
+
+
 def _pixels(image: Any) -> Any:
     from PIL import Image
 
@@ -225,6 +231,7 @@ def _pixels(image: Any) -> Any:
     return np.asarray(opened).transpose(2, 0, 1).copy()
 
 
+COLLATES: dict[str, Callable[[list[Any]], Any]] = {"blobs": _collate_blobs, "jpeg": _collate_images}
 LOADERS = {"ours": ours, "litdata": litdata, "mosaic": mosaic, "floor": floor}
 
 

@@ -9,6 +9,7 @@ loop of parallel GETs of the same chunks through obstore that keeps nothing. Num
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shutil
@@ -82,10 +83,8 @@ def _iterate(url: str, options: dict[str, Any], cache: str | bool) -> dict[str, 
 
 def _import() -> None:
     """Load what takes part, which nobody counts as reading."""
-    import liveset.read.dataset
-    import liveset.storage.cached
-    import liveset.storage.remote
-    import obstore.store  # noqa: F401
+    for name in ("liveset.read.dataset", "liveset.storage.cached", "liveset.storage.remote", "obstore.store"):
+        importlib.import_module(name)
 
 
 def litdata(url: str, options: dict[str, Any], cache: str) -> dict[str, float]:

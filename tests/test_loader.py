@@ -540,9 +540,9 @@ def test_iterators_leave_no_threads_and_files_behind(ten: Path) -> None:
     for thread in threading.enumerate():
         if thread.name.startswith("liveset-loader"):
             thread.join(10)
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads  # those of other tests may end meanwhile
     if files:
-        assert len(os.listdir("/proc/self/fd")) == files
+        assert len(os.listdir("/proc/self/fd")) <= files
 
 
 @pytest.mark.parametrize("code", ["next(iter(loader)); raise SystemExit(7)", "for _ in loader: raise SystemExit(7)"])

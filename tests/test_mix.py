@@ -194,7 +194,8 @@ def test_ranks_share_the_samples(
     drops = not pad and (world > 1 if drop_last is None else drop_last)
     if pad or drops:
         assert len({len(batches) for batches in ranks}) == 1
-        assert all(len(b) == batch for batches in ranks for b in batches) or not to_the_end
+        if drops or to_the_end:
+            assert all(len(b) == batch for batches in ranks for b in batches)
     if not pad:
         assert not seen - expected
     if to_the_end and not drops:
@@ -211,13 +212,13 @@ def test_a_dataset_that_is_too_small_for_all_ranks_is_told(paths: dict[int, Path
 
 def test_arguments_are_checked(paths: dict[int, Path], loader_of: Loaders) -> None:
     two = open_all(paths, 7, 10)
-    wrong: dict[str, Any]
-    for wrong, phrase in [
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"weights": [1, 1]}, "When `iterate_over_all` is set to True, the weights argument shouldn't be provided."),
         ({"weights": [1], "iterate_over_all": False}, "weights must be 2 numbers"),
         ({"weights": [0, 0], "iterate_over_all": False}, "weights must be 2 numbers"),
         ({"batching_method": "mixed"}, "batching_method must be"),
-    ]:
+    ]
+    for wrong, phrase in refused:
         with pytest.raises(ValueError, match=phrase):
             liveset.CombinedStreamingDataset(two, **wrong)
     with pytest.raises(RuntimeError, match="should be instances of the StreamingDataset"):
@@ -528,6 +529,23 @@ def test_states_pin_versions(tmp_path: Path, loader_of: Loaders) -> None:
 
 def _row(i: int) -> dict[str, Any]:
     return {"i": i, "key": f"k{i}"}
+
+
+def test_parts_and_joins_take_part(tmp_path: Path, loader_of: Loaders) -> None:
+    write_dataset(tmp_path / "a", map(_row, range(40)), chunk_size=7, key="key")
+    write_dataset(tmp_path / "b", [{"key": f"k{i}", "more": -i} for i in range(40)], chunk_size=9, key="key")
+    whole = liveset.StreamingDataset(tmp_path / "a", shuffle=True)
+    first, second = liveset.train_test_split(whole, [0.6, 0.4], by="key")
+    expected = [[row["i"] for row in part[:]] for part in (first, second)]
+    mix = liveset.CombinedStreamingDataset([second, first])
+    assert sorted(flat(ids(loader_of(mix, batch_size=3)))) == list(range(40))
+    both = flat(pairs(loader_of(liveset.ParallelStreamingDataset([first, second], length=24), batch_size=3)))
+    assert {a for a, _ in both} == set(expected[0])
+    assert {b for _, b in both} == set(expected[1])
+    joined = liveset.JoinedStreamingDataset(first, liveset.StreamingDataset(tmp_path / "b"))
+    assert [(row["i"], row["more"]) for row in joined[:]] == [(i, -i) for i in expected[0]]
+    for batch in loader_of(liveset.CombinedStreamingDataset([joined, joined]), batch_size=3):
+        assert (batch["more"] == -batch["i"]).all()
 
 
 # --- loaders of torch ------------------------------------------------------------------------------------------------------

@@ -261,6 +261,10 @@ def test_states_name_the_part(tmp_path: Path) -> None:
     for other in (test, *parts_of(path, [0.6, 0.4]), *parts_of(path, [0.5, 0.5], seed=1), StreamingDataset(path)):
         with pytest.raises(StateMismatch, match="another part of it is read"):
             other.load_state_dict(state)
+    make(tmp_path / "one", count=40, chunk_size=40)
+    equal = next(parts for parts in (parts_of(tmp_path / "one", [0.5, 0.5], seed=seed) for seed in range(99)) if len(parts[0]) == 20)
+    with pytest.raises(StateMismatch, match="another part of it is read"):
+        equal[1].load_state_dict(equal[0].state_dict(0))
     liveset.optimize(row, range(100, 150), path, mode="append", num_workers=1, key_fn="id")
     grown, _ = parts_of(path, [0.5, 0.5])
     assert len(grown) > len(train)
@@ -292,5 +296,5 @@ def test_workers_that_are_not_forked(tmp_path: Path) -> None:
     assert [i for b in batches for i in b["i"].tolist()] == ids(train)
     from torch.utils.data import DataLoader
 
-    plain = DataLoader(train, batch_size=None, num_workers=1, multiprocessing_context="spawn")  # type: ignore[arg-type]
+    plain: Any = DataLoader(train, batch_size=None, num_workers=1, multiprocessing_context="spawn")  # type: ignore[arg-type]
     assert ids(plain) == ids(train)

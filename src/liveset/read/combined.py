@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from liveset.format.chunk import Chunk
 from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Rules, Run
 from liveset.read.mixing import MixRules
 from liveset.read.mixture import Mixture
-from liveset.read.plan import Region
+from liveset.read.picked import Layout
 
 BatchingMethod = Literal["stratified", "per_stream"]
 
@@ -72,7 +74,7 @@ class CombinedStreamingDataset(Mixture):
             raise ValueError(f'batching_method must be "stratified" or "per_stream". Found {batching_method!r}.')
         self.weights = None if weights is None else tuple(map(float, weights))
         self.iterate_over_all, self.batching_method = iterate_over_all, batching_method
-        self._parts: tuple[list[Sequence[Region]], list[int], list[int]] | None = None
+        self._parts: tuple[Any, ...] | None = None
 
     def __repr__(self) -> str:
         return f"CombinedStreamingDataset({self.datasets!r})"
@@ -94,20 +96,27 @@ class CombinedStreamingDataset(Mixture):
 
     def places(self, runs: Sequence[Run]) -> list[Run]:
         parts = self._parts
-        if parts is None or any(part is not dataset._regions for part, dataset in zip(parts[0], self.datasets, strict=True)):
+        if parts is None or any(a is not dataset.layout.regions for a, dataset in zip(parts[0], self.datasets, strict=True)):
             parts = self._parts = self._number_regions()
-        _, chunks, starts = parts
-        return [(chunks[region], offsets + starts[region]) for region, offsets in runs]
+        _, layout, slots = parts
+        places = []
+        for region, offsets in runs:
+            chunk, where = layout.place(region, offsets)
+            own = slots[chunk >> _CHUNKS]
+            places.append((chunk, where if own is None else own[chunk & _CHUNK][where].astype(np.int64)))
+        return places
 
-    def _number_regions(self) -> tuple[list[Sequence[Region]], list[int], list[int]]:
-        """Return the regions of all datasets, and for each of them, numbered through, its chunk (with its dataset) and its first slot."""
-        of_each: list[Sequence[Region]] = [dataset._regions for dataset in self.datasets]
-        chunks = [number << _CHUNKS | region.chunk for number, regions in enumerate(of_each) for region in regions]
-        return of_each, chunks, [region.start for regions in of_each for region in regions]
+    def _number_regions(self) -> tuple[Any, ...]:
+        """Return the regions of all datasets, and numbered through, with chunks that are numbered through too."""
+        of_each = [dataset.layout for dataset in self.datasets]
+        regions = [
+            region._replace(chunk=number << _CHUNKS | region.chunk) for number, layout in enumerate(of_each) for region in layout.regions
+        ]
+        return [layout.regions for layout in of_each], Layout(regions, None), [layout.slots for layout in of_each]
 
     def batch_decoder(self, collate: Callable[[Sequence[Any]], Any]) -> Any:
         first, *others = self.datasets
-        alike = all(_alike(first, other) for other in others) and not any(dataset.transforms for dataset in self.datasets)
+        alike = all(other.decodes_like(first) for other in others) and not any(dataset.transforms for dataset in self.datasets)
         return first.batch_decoder(collate) if alike else super().batch_decoder(collate)
 
     def chunk(self, number: int) -> Chunk | _Transformed:
@@ -153,9 +162,3 @@ class _Transformed:
         for transform in self.transforms:
             sample = transform(sample)
         return sample
-
-
-def _alike(one: StreamingDataset, other: StreamingDataset) -> bool:
-    """Whether the samples of two datasets can be decoded together."""
-    strict = [dataset._snapshot.index.has_foreign_chunks for dataset in (one, other)]
-    return one.schema == other.schema and one._settings == other._settings and strict[0] == strict[1]

@@ -19,6 +19,7 @@ from liveset.read.grid import find_ranks
 from liveset.read.keys import KeyView
 from liveset.read.opened import Settings, open_input
 from liveset.read.options import AHEAD, check_dataset_options, resolve_window
+from liveset.read.picked import KeySplit, Picked, Slots, recount
 from liveset.read.plan import Region, subsample_regions
 from liveset.read.training import Training
 from liveset.read.view import MapView
@@ -142,10 +143,13 @@ class StreamingDataset(Training):
     def _choose(self, snapshot: Snapshot) -> list[Region]:
         factor, shuffle, seed = self._subsampled or (1.0, False, 0)
         regions = [Region(number, 0, record.samples) for number, record in enumerate(snapshot.index.chunks)]
-        return subsample_regions(regions, factor, shuffle=shuffle, seed=seed)
+        chosen = subsample_regions(regions, factor, shuffle=shuffle, seed=seed)
+        return chosen if self._picked is None else recount(chosen, None, self._picked.slots(snapshot))
 
-    def _arrange(self, regions: list[Region]) -> None:
-        self._regions = regions
+    def _arrange(self, regions: list[Region], slots: Sequence[Slots] | None = None) -> None:
+        self._regions, self._slots = regions, slots
+        if slots is None and self._picked is not None:
+            self._slots = self._picked.slots(self._snapshot)
         self._sizes = [stop - start for _, start, stop in regions]
         self._starts = list(accumulate(self._sizes, initial=0))
         self._length = self._starts[-1]
@@ -168,7 +172,7 @@ class StreamingDataset(Training):
         self.__dict__.update(state)
         store, source, file, redirects = state["_snapshot"]
         self._open(Snapshot(store, Index.parse(source, file), redirects))
-        self._arrange(self._regions)
+        self._arrange(self._regions, self._slots)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # torch asks for it in isinstance(), and may have been imported after liveset
@@ -215,11 +219,12 @@ class StreamingDataset(Training):
                 )
         number = bisect_right(self._starts, index) - 1
         chunk, start, _ = self._regions[number]
-        return chunk, index - self._starts[number] + start
+        slot = index - self._starts[number] + start
+        return chunk, slot if self._slots is None else int(self._slots[chunk][slot])
 
     def read_many(self, positions: Sequence[int]) -> list[Any]:
         """Return the samples at these positions, in their order; from a remote store they are fetched together."""
-        return self._read_places([self._place(operator.index(position)) for position in positions])
+        return self.read_places([self._place(operator.index(position)) for position in positions])
 
     # --- by key ------------------------------------------------------------------------------------------------------
 
@@ -234,8 +239,8 @@ class StreamingDataset(Training):
                     "liveset.build_keys_index(path, key_fn), or write the dataset with optimize(..., key_fn=...)."
                 )
             records = self._snapshot.index.chunks
-            whole = self._regions == [Region(number, 0, record.samples) for number, record in enumerate(records)]
-            self._keys = KeyView(store, self._snapshot, self._regions, self.path, whole=whole)
+            whole = self._slots is None and self._regions == [Region(number, 0, record.samples) for number, record in enumerate(records)]
+            self._keys = KeyView(store, self._snapshot, self._regions, self.path, whole=whole, slots=self._slots)
         return self._keys
 
     def key_at(self, position: int) -> str | int:
@@ -256,9 +261,10 @@ class StreamingDataset(Training):
 
     def get_by_keys(self, keys: Sequence[Any]) -> list[Any]:
         """Return the samples with these keys, in their order; ``KeyNotFound`` names all that are missing."""
-        return self._read_places(self.keys.places(keys))
+        return self.read_places(self.keys.places(keys))
 
-    def _read_places(self, places: Sequence[tuple[int, int]]) -> list[Any]:
+    def read_places(self, places: Sequence[tuple[int, int]]) -> list[Any]:
+        """Return the samples in these slots of chunks, in their order."""
         samples = self._chunks.read_many(places) if self._chunks is not None else []
         for transform in self._transforms:
             samples = list(map(transform, samples))
@@ -292,10 +298,25 @@ class StreamingDataset(Training):
                 regions[-1] = Region(regions[-1].chunk, regions[-1].start, slot + 1)
             else:
                 regions.append(Region(self._regions[number].chunk, slot, slot + 1))
+        return self.part(regions)
+
+    def part(self, regions: list[Region]) -> StreamingDataset:
+        """Return a dataset of the samples in these regions, which count as those of this dataset do."""
         other = copy.copy(self)
         other._subsampled, other._stays, other._resumed = None, True, None  # noqa: SLF001 - another object of this class
-        other._arrange(regions)  # noqa: SLF001 - same
+        other._arrange(regions, self._slots)  # noqa: SLF001 - same
         return other
+
+    def parts_by_key(self, ends: Sequence[float], seed: int) -> list[StreamingDataset]:
+        """Return the parts that a hash of the keys makes, which end at these fractions of all hashes."""
+        split = KeySplit(ends, seed, self._picked)
+        parts = []
+        for number, slots in enumerate(split.parts(self._snapshot)):
+            other = copy.copy(self)
+            other._picked, other._resumed = Picked(split, number), None  # noqa: SLF001 - another object of this class
+            other._arrange(recount(self._regions, self._slots, slots), slots)  # noqa: SLF001 - same
+            parts.append(other)
+        return parts
 
 
 def _register_with_torch() -> None:

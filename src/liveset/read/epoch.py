@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, islice, pairwise
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -86,10 +86,10 @@ class Epoch:
 
     def samples(self, rank: int, batches: int) -> int:
         """Return how many samples the first batches of a rank hold on this grid; all batches but the last are full."""
+        if len(self.stretches) == 1:
+            return self._first.samples(rank, batches)
         if batches < self.count(rank):
             return batches * self._now.batch
-        if len(self.stretches) == 1:
-            return sum(self._first.counts_of(rank))
         return sum(len(self._rest[begin : begin + self._now.batch]) for begin in self._begins(rank, 0))
 
     def batches(self, rank: int) -> Iterator[list[Run]]:
@@ -97,7 +97,7 @@ class Epoch:
         done = self._now.batches
         if len(self.stretches) == 1:
             return self._first.batches(rank, done)
-        return (self._runs(self._rest[begin : begin + self._now.batch]) for begin in self._begins(rank, done))
+        return (self.runs(self._rest[begin : begin + self._now.batch]) for begin in self._begins(rank, done))
 
     def streams(self, rank: int) -> list[list[int]]:
         """Return the regions that each worker of a rank reads, in their order; nothing where samples were dealt out again."""
@@ -108,8 +108,8 @@ class Epoch:
         return ((step * world + rank) * batch for step in range(done, self.count(rank)))
 
     @lazy
-    def _first(self) -> _FirstGrid:
-        return _FirstGrid(self._sizes, self.rules, self.stretches[0])
+    def _first(self) -> Dealt:
+        return FirstGrid(self._sizes, self.rules, self.stretches[0])
 
     @lazy
     def _rest(self) -> Offsets:
@@ -120,21 +120,40 @@ class Epoch:
             rest = rest[world * batch * batches :]
         if self.rules.pad and len(rest):
             width = self._now.world * self._now.batch
-            rest = np.resize(rest, -(-len(rest) // width) * width)
+            rest = rest[np.resize(np.arange(len(rest)), -(-len(rest) // width) * width)]
         return rest
 
     @lazy
     def _starts(self) -> Offsets:
         return np.array([0, *accumulate(self._sizes)], np.int64)
 
-    def _runs(self, samples: Offsets) -> list[Run]:
+    def runs(self, samples: Offsets) -> list[Run]:
         regions = np.searchsorted(self._starts, samples, "right") - 1
         offsets = samples - self._starts[regions]
         cuts = [0, *(np.flatnonzero(regions[1:] != regions[:-1]) + 1).tolist(), len(samples)]
         return [(int(regions[a]), offsets[a:b]) for a, b in pairwise(cuts)]
 
 
-class _FirstGrid:
+class Dealt(Protocol):
+    """What the grid that an epoch began on reads."""
+
+    def count(self, rank: int) -> int:
+        """Return how many batches a rank has."""
+
+    def samples(self, rank: int, batches: int) -> int:
+        """Return how many samples the first batches of a rank hold."""
+
+    def batches(self, rank: int, done: int) -> Iterator[list[Run]]:
+        """Yield the batches of a rank, but for the first few."""
+
+    def rest(self, done: int) -> Offsets:
+        """Return the numbers of the samples that are left when each rank has read so many batches, in the order of all ranks together."""
+
+    def streams(self, rank: int) -> list[list[int]]:
+        """Return the regions that each worker of a rank reads, in their order."""
+
+
+class FirstGrid:
     """The rules of the old tool: workers in global order get neighbouring parts, and a rank takes batches of its workers in turn."""
 
     def __init__(self, sizes: Sequence[int], rules: Rules, stretch: Stretch) -> None:
@@ -165,6 +184,9 @@ class _FirstGrid:
 
     def count(self, rank: int) -> int:
         return sum(-(-samples // self._batch) for samples in self.counts_of(rank))
+
+    def samples(self, rank: int, batches: int) -> int:
+        return batches * self._batch if batches < self.count(rank) else sum(self.counts_of(rank))
 
     def batches(self, rank: int, done: int) -> Iterator[list[Run]]:
         counts = [-(-samples // self._batch) for samples in self.counts_of(rank)]
@@ -219,6 +241,16 @@ class _FirstGrid:
         # What this grid would have left out comes last: another one may have room for it.
         rest = np.concatenate([planned, self._numbers(self._begins[-1], self._total)])
         return rest[rest >= 0]
+
+    def numbers(self, worker: int | None, skip: int) -> Iterator[Offsets]:
+        """Yield the samples of a worker (None: of all) but for the first few, as numbers over all regions."""
+        begin, end = self._begins[worker : worker + 2] if worker is not None else (0, self._total)
+        return (self._starts[region] + offsets for region, offsets in self._read(begin, end, skip))
+
+    def left_out(self) -> Offsets:
+        """Return the numbers of the samples that no worker reads."""
+        numbers = self._numbers(self._begins[-1], self._total)
+        return numbers[numbers >= 0]
 
     def _numbers(self, begin: int, end: int) -> Offsets:
         """Return numbers of samples over all regions, -1 for those that only fill up."""

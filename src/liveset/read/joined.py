@@ -17,6 +17,7 @@ from liveset.read.chunks import OpenChunks
 from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Stretch
 from liveset.read.options import check_dataset_options
+from liveset.read.picked import Layout
 from liveset.read.plan import DEFAULT_WINDOW, Region
 from liveset.read.state import Progress, to_state
 from liveset.snapshot import Snapshot
@@ -63,7 +64,7 @@ class _Side:
 
     def _names(self) -> list[Any] | None:
         """Return the names that its samples have; None if they are no dictionaries."""
-        schema, chosen = self.dataset.schema, self.dataset._settings.fields
+        schema, chosen = self.dataset.schema, self.dataset.chosen_fields
         if schema is None or not isinstance(schema.root, Branch) or schema.root.kind != "dict" or schema.root.keys is None:
             return None
         names = schema.root.keys
@@ -121,7 +122,7 @@ class JoinedStreamingDataset(StreamingDataset):
         self._sides: tuple[_Side, ...] = (*getattr(base, "_sides", ()), added)
         self._resumed = None
         self._wrap()
-        self._arrange(_kept(self._regions, self._snapshot, [added]))
+        self._arrange(_kept(self.layout, self._snapshot, [added]), self._slots)
 
     def _open(self, snapshot: Snapshot, lease: Lease | None = None) -> None:
         super()._open(snapshot, lease)
@@ -137,7 +138,8 @@ class JoinedStreamingDataset(StreamingDataset):
         self._chunks = chunks
 
     def _choose(self, snapshot: Snapshot) -> list[Region]:
-        return _kept(super()._choose(snapshot), snapshot, self._sides)
+        slots = self._picked.slots(snapshot) if self._picked is not None else None
+        return _kept(Layout(super()._choose(snapshot), slots), snapshot, self._sides)
 
     def chunk(self, number: int) -> Chunk:
         chunks: Any = self._chunks
@@ -162,6 +164,16 @@ class JoinedStreamingDataset(StreamingDataset):
             self.__dict__ = before
             raise
         return True
+
+    def agree(self) -> None:
+        """Move both datasets to the versions that rank 0 reads."""
+        sides = tuple(replace(side, dataset=copy.copy(side.dataset)) for side in self._sides)
+        for side in sides:
+            side.dataset.agree()
+        if any(a.dataset.opened is not b.dataset.opened for a, b in zip(sides, self._sides, strict=True)):
+            self._sides = sides
+            self._wrap()
+        super().agree()
 
     def state_of(self, progress: Progress, workers: int) -> dict[str, Any]:
         sides = [side.dataset for side in self._sides]
@@ -192,18 +204,18 @@ class JoinedStreamingDataset(StreamingDataset):
 def _plain(side: StreamingDataset) -> StreamingDataset:
     """Return a copy that nothing moves, without the settings that only matter where it is read by itself."""
     other = copy.copy(side)
-    other.shuffle, other.drop_last, other.seed, other._window = False, None, 0, DEFAULT_WINDOW
+    other.shuffle, other.drop_last, other.seed, other._window = False, None, 0, DEFAULT_WINDOW  # noqa: SLF001 - a dataset, too
     other.reset_state_dict()
     return other
 
 
-def _kept(regions: Sequence[Region], snapshot: Snapshot, sides: Sequence[_Side]) -> list[Region]:
+def _kept(layout: Layout, snapshot: Snapshot, sides: Sequence[_Side]) -> list[Region]:
     """Return the samples that are read.
 
     Raises:
         KeyNotFound: a sample has no other half, and is not to be left out.
     """
-    kept = list(regions)
+    kept = list(layout.regions)
     keys = open_keys(snapshot)
     if keys is None:
         raise KeyNotFound(f"version {snapshot.version} of {snapshot.store.url} has no keys.")
@@ -212,16 +224,17 @@ def _kept(regions: Sequence[Region], snapshot: Snapshot, sides: Sequence[_Side])
             continue
         found, lost = [], []
         for chunk, start, stop in kept:
-            names = keys.keys_of(chunk)[start:stop]
-            places = side.dataset.keys.find_many(names)
+            known = keys.keys_of(chunk)
+            slots = range(start, stop) if layout.slots is None else layout.slots[chunk][start:stop].tolist()
+            places = side.dataset.keys.find_many([known[slot] for slot in slots])
             erased = snapshot.index.chunks[chunk].erased
-            lost += [
-                name for slot, (name, place) in enumerate(zip(names, places, strict=True), start) if place is None and slot not in erased
-            ]
-            for there, slots in groupby(range(start, stop), key=lambda slot: places[slot - start] is not None):
+            lost += [known[slot] for slot, place in zip(slots, places, strict=True) if place is None and slot not in erased]
+            begin = start
+            for there, row in groupby(places, key=lambda place: place is not None):
+                end = begin + len(list(row))
                 if there:
-                    first, *more = slots
-                    found.append(Region(chunk, first, (more[-1] if more else first) + 1))
+                    found.append(Region(chunk, begin, end))
+                begin = end
         if lost and side.missing == "raise":
             raise KeyNotFound(
                 f"{name_some(lost)} in {snapshot.store.url}, and not in {side.dataset.path}: add these samples, or pass missing='drop' to "
@@ -239,7 +252,14 @@ class _JoinedChunks:
     def __init__(self, inner: OpenChunks | _JoinedChunks, keys: KeyStore, side: _Side) -> None:
         self.inner, self._keys, self._side = inner, keys, side
         self._known: dict[int, list[_Place]] = {}
-        self.expect, self.close = inner.expect, inner.close
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Tell which chunks will be read next."""
+        self.inner.expect(numbers)
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self.inner.close()
 
     def get(self, number: int) -> None:
         return None
@@ -259,7 +279,7 @@ class _JoinedChunks:
         """Return the samples at these places."""
         side = self._side
         samples, found = self.inner.read_many(places), self._find(places)
-        others = iter(side.dataset._read_places([place for place in found if place is not None]))
+        others = iter(side.dataset.read_places([place for place in found if place is not None]))
         halves = [next(others) if place is not None else None for place in found]
         return list(map(side.put_together, samples, halves))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -20,7 +20,7 @@ class StreamingDataLoader(Loader):
 
     Args:
         dataset: the dataset, or a part of it.
-        batch_size: samples per batch; None yields single samples.
+        batch_size: samples per batch, or a list with one size for each dataset of a mixture; None yields single samples.
         num_workers: threads that read ahead; 0 reads in this one.
         shuffle: sets ``dataset.shuffle``, if given.
         drop_last: leave out what is no whole batch on every rank, if given.
@@ -38,7 +38,7 @@ class StreamingDataLoader(Loader):
     def __init__(
         self,
         dataset: Any,
-        batch_size: int | None = 1,
+        batch_size: int | Sequence[int] | None = 1,
         num_workers: int = 0,
         shuffle: bool | None = None,
         drop_last: bool | None = None,

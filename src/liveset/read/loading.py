@@ -7,13 +7,14 @@ import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, get_args
 
 from liveset.errors import BadSample, StateMismatch
 from liveset.read.epoch import Epoch, Stretch
 from liveset.read.grid import check_ranks, find_ranks
+from liveset.read.mixture import Mixture
 from liveset.read.reader import BatchReader, Collate, Fetched, OnError, Task, Together
 from liveset.read.state import Progress, next_stretches
 from liveset.read.training import Training, check_rank
@@ -66,6 +67,11 @@ class Position:
     def count(self) -> int:
         """Batches of the whole epoch, with those of earlier grids."""
         return self.epoch.earlier + self.epoch.count(self.rank)
+
+    @property
+    def unread(self) -> bool:
+        """Whether the pass has just begun."""
+        return not self.finished and self.batches == self.epoch.stretches[-1].batches
 
     def progress(self) -> Progress:
         """Return what a state tells."""
@@ -130,6 +136,10 @@ class Pass(Iterator[Any]):
             self._check_skip(fetched.skipped[0])
         raise StopIteration
 
+    def become(self, other: Pass) -> None:
+        """Go on as another pass, which nobody else reads."""
+        self._position, self._meter, self._fetched, self._sizes = other._position, other._meter, other._fetched, other._sizes
+
     def _check_skip(self, first: BadSample) -> None:
         if self._position.epoch.stretches[-1].world > 1:
             raise BadSample(
@@ -170,7 +180,7 @@ class Loader(ABC):
         self,
         dataset: Any,
         *,
-        batch_size: int | None,
+        batch_size: int | Sequence[int] | None,
         num_workers: int,
         shuffle: bool | None,
         drop_last: bool | None,
@@ -179,11 +189,14 @@ class Loader(ABC):
         pad: bool,
         on_error: OnError,
     ) -> None:
+        several = isinstance(batch_size, list | tuple) and isinstance(dataset, Mixture)  # which checks them
         if not isinstance(dataset, Training):
             raise RuntimeError(
-                f"The provided dataset should be either an instance of StreamingDataset or a part of one. Found {type(dataset).__name__}."
+                "The provided dataset should be either an instance of StreamingDataset, or of CombinedStreamingDataset, "
+                f"ParallelStreamingDataset or another class of liveset. Found {type(dataset).__name__}."
             )
-        if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        single = None if several else batch_size
+        if single is not None and (isinstance(single, bool) or not isinstance(single, int) or single < 1):
             raise ValueError(f"batch_size must be a number of samples, at least 1. Found {batch_size!r}.")
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
             raise ValueError(f"num_workers must be a number, at least 0. Found {num_workers!r}.")
@@ -198,13 +211,17 @@ class Loader(ABC):
             dataset.set_shuffle(shuffle)
         if drop_last is not None:
             dataset.set_drop_last(drop_last)
-        self._width = batch_size or 1
-        dataset.set_batch_size(self._width)
+        sizes: Any = batch_size or 1
+        dataset.set_batch_size(sizes)
+        self._width: int = max(sizes) if several else sizes
         dataset.set_num_workers(num_workers)
         self._pad, self._on_error = pad, on_error
         self._meter = Meter(0)
-        self._latest: Callable[[], Pass | None] = lambda: None
+        self._latest: Callable[[], Pass | None] = nobody
         self.current_epoch = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_latest": nobody}
 
     @abstractmethod
     def _read(self, reader: BatchReader, batches: Iterator[Task]) -> Iterator[Fetched]:
@@ -220,7 +237,7 @@ class Loader(ABC):
 
     # --- passes ------------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Pass:
         """Begin the next epoch, or the rest of the one whose state was loaded."""
         position = self._begin()
         reader = BatchReader(position.dataset, self._collate(), self._on_error, self._together())
@@ -251,7 +268,7 @@ class Loader(ABC):
 
     def _begin(self) -> Position:
         world, rank = self._grid()
-        progress = self._loaded or self.dataset.take_resumed()
+        progress = self._loaded or self.dataset.take_resumed() or self._left()
         if world > 1 and (progress is None or progress.finished):  # a state names its version
             for dataset in getattr(self.dataset, "datasets", [self.dataset]):
                 dataset.agree()
@@ -263,6 +280,13 @@ class Loader(ABC):
         self.current_epoch = epoch.rules.epoch
         self.dataset.set_epoch(self.current_epoch)
         return Position(self.dataset.as_of_now(), epoch, rank)
+
+    def _left(self) -> Progress | None:
+        """Return where the last pass was left, if this dataset goes on from there."""
+        position = self._position
+        if not self.dataset.goes_on or position is None or position.finished or position.epoch.rules.epoch != self.current_epoch:
+            return None
+        return position.progress()
 
     def _check(self, epoch: Epoch, world: int, rank: int) -> None:
         if world == 1:
@@ -285,6 +309,19 @@ class Loader(ABC):
         """Choose the epoch (from 1) of the next pass; ignored while a state is loaded, which says where to go on."""
         if self._loaded is None:
             self.current_epoch = epoch - 1
+
+    def _tell_epoch(self, epoch: int) -> None:
+        """Move on to an epoch that a trainer begins; also a pass of which nothing has been read. Never back.
+
+        Trainers that count the batches do not see the end of an epoch, and a state of one that they have left may not be loaded at all.
+        """
+        current, position = self._latest(), self._position
+        if self._loaded is not None or epoch <= self.current_epoch:
+            return
+        self.current_epoch = epoch - 1
+        if current is not None and position is not None and position.unread:
+            current.become(self.__iter__())
+            self._latest = weakref.ref(current)
 
     # --- states and rates --------------------------------------------------------------------------------------------
 
@@ -354,6 +391,10 @@ class Loader(ABC):
             (3, 120)
         """
         return self._meter.stats()
+
+
+def nobody() -> None:
+    """Stand for a weak reference to what is not there."""
 
 
 def refuse_profiling(options: Iterable[tuple[str, Any]]) -> None:

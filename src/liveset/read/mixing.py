@@ -18,7 +18,7 @@ import numpy as np
 
 from liveset.errors import StateMismatch
 from liveset.format.lazy import lazy
-from liveset.read.epoch import Epoch, Rules, Run, Stretch, _FirstGrid, taken
+from liveset.read.epoch import Epoch, FirstGrid, Rules, Run, Stretch, taken
 
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 """Samples: their numbers, or a row for each where several make up one."""
@@ -98,21 +98,16 @@ class MixedEpoch(Epoch):
             raise TypeError("length=inf: it never ends, and has no length.")
         return super().count(rank)
 
-    def samples(self, rank: int, batches: int) -> int:
-        if len(self.stretches) == 1:
-            return self._first.samples(rank, batches)
-        return super().samples(rank, batches)
-
     def worker(self, number: int) -> Iterator[list[Run]]:
         """Yield the batches of one worker, counted over all ranks."""
-        return map(self._runs, self._first.blends[number].batches(0))
+        return map(self.runs, self._first.blends[number].batches(0))
 
     @lazy
     def _first(self) -> _MixedGrid:
-        return _MixedGrid(self._members, self._mix, self.stretches[0], self._runs)
+        return _MixedGrid(self._members, self._mix, self.stretches[0], self.runs)
 
-    def _runs(self, samples: Numbers) -> list[Run]:
-        return [(0, samples)] if self._mix.zipped else super()._runs(samples)
+    def runs(self, samples: Numbers) -> list[Run]:
+        return [(0, samples)] if self._mix.zipped else super().runs(samples)
 
 
 class _MixedGrid:
@@ -159,6 +154,10 @@ class _MixedGrid:
     def batches(self, rank: int, done: int) -> Iterator[list[Run]]:
         return map(self._runs, self._numbers(rank, done))
 
+    def streams(self, rank: int) -> list[list[int]]:
+        """Return nothing: datasets take turns, so that no region is followed by one other."""
+        return []
+
     def _numbers(self, rank: int, done: int) -> Iterator[Numbers]:
         blends = self._of_rank(rank)
         counts = [blend.count for blend in blends]
@@ -186,25 +185,13 @@ class _MixedGrid:
         return every[first[first >= sum(map(len, had))]]
 
 
-class _Dealt(_FirstGrid):
-    def numbers(self, worker: int | None, skip: int, base: int) -> Iterator[Numbers]:
-        """Yield the samples of a worker, or all, but for the first few, counted from ``base``."""
-        begin, end = self._begins[worker : worker + 2] if worker is not None else (0, self._total)
-        return (base + self._starts[region] + offsets for region, offsets in self._read(begin, end, skip))
-
-    def left_out(self) -> Numbers:
-        """Return the samples that no worker reads."""
-        numbers = self._numbers(self._begins[-1], self._total)
-        return numbers[numbers >= 0]
-
-
 class _Member:
     """One of the datasets, dealt out to workers; its samples are counted from ``base``."""
 
     def __init__(self, sizes: Sequence[int], rules: Rules, stretch: Stretch, base: int) -> None:
         self._sizes, self._rules, self._stretch, self._base = sizes, rules, stretch, base
-        self._grid = _Dealt(sizes, rules, stretch)
-        self._cycles: dict[int, _Dealt] = {}
+        self._grid = FirstGrid(sizes, rules, stretch)
+        self._cycles: dict[int, FirstGrid] = {}
         self.total = sum(sizes)
 
     def of_rank(self, rank: int) -> int:
@@ -216,7 +203,7 @@ class _Member:
 
     def stream(self, worker: int, skip: int) -> Tap:
         """Return the samples of a worker in this epoch, but for the first few."""
-        return Tap(self._grid.numbers(worker, skip, self._base))
+        return Tap(self._base + numbers for numbers in self._grid.numbers(worker, skip))
 
     def endless(self, worker: int, skip: int) -> Tap:
         """Return the samples of a worker in all epochs from the first on, but for the first few."""
@@ -228,12 +215,12 @@ class _Member:
         for epoch in count(cycle + 1):
             grid = self._cycles.get(epoch)
             if grid is None:
-                grid = _Dealt(self._sizes, replace(self._rules, epoch=epoch), self._stretch)
+                grid = FirstGrid(self._sizes, replace(self._rules, epoch=epoch), self._stretch)
                 # Workers are in about the same epoch; others would only be kept for nothing.
                 self._cycles = {epoch - 1: self._cycles[epoch - 1]} if epoch - 1 in self._cycles else {}
                 self._cycles[epoch] = grid
             # Fewer samples than workers: each that would have none reads them all.
-            yield from grid.numbers(worker if size else None, skip, self._base)
+            yield from (self._base + numbers for numbers in grid.numbers(worker if size else None, skip))
             skip = 0
 
     def left_out(self) -> Numbers:
@@ -347,7 +334,7 @@ class PerStream(Blend):
         return batch_choices(self._sizes, self._weights, self._widths, self._seed, to_the_end=self._all)
 
     @lazy
-    def count(self) -> int:  # type: ignore[override]
+    def count(self) -> int:
         if self._all:
             return sum(-(-size // width) for size, width in zip(self._sizes, self._widths, strict=True))
         return sum(1 for _ in self._choices())

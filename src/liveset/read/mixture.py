@@ -37,6 +37,8 @@ class Mixture(ABC):
     _ranks: tuple[int, int] | None = None
     _seen: tuple[Any, ...] = ()
     _warned = False
+    goes_on = False
+    """Whether a pass goes on where the one before was left."""
 
     def __init__(self, datasets: Sequence[StreamingDataset], seed: int, *, force_override_state_dict: bool) -> None:
         for dataset in datasets:
@@ -72,7 +74,7 @@ class Mixture(ABC):
         """Return an epoch as batches of runs."""
         assert isinstance(rules, MixRules)
         self._warn_of_small_ones(rules, stretches[0])
-        return MixedEpoch([dataset._sizes for dataset in self.datasets], rules, stretches)
+        return MixedEpoch([dataset.sizes for dataset in self.datasets], rules, stretches)
 
     def _warn_of_small_ones(self, rules: MixRules, grid: Stretch) -> None:
         if self._warned or rules.zipped or not rules.drops(grid.world):
@@ -271,10 +273,9 @@ class Mixture(ABC):
                 f"the state is of {len(state) - 1} datasets, and here are {len(numbers)}: give the same ones, in their order."
             )
         self._check_settings(common)
-        moved = [copy.copy(dataset) for dataset in self.datasets]
+        moved = [dataset.as_forced(self._forced) for dataset in self.datasets]
         members = []
         for number, dataset in zip(numbers, moved, strict=True):
-            dataset._forced |= self._forced
             try:
                 members.append(dataset.progress_of(state[number]).rules)
             except StateMismatch as error:
@@ -286,7 +287,7 @@ class Mixture(ABC):
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatch(f"the state is damaged ({type(error).__name__}: {error}).") from error
         for dataset, other in zip(self.datasets, moved, strict=True):
-            dataset.__dict__.update(other.__dict__ | {"_forced": dataset._forced})
+            dataset.become(other)
         return progress
 
     def _check_settings(self, common: Mapping[str, Any]) -> None:
@@ -403,4 +404,4 @@ class _Unsupported:
     supported = False
 
 
-Training.register(Mixture)  # what loaders take
+Training.register(Mixture)  # type: ignore[type-abstract]  # what loaders take

@@ -63,15 +63,11 @@ class ParallelStreamingDataset(Mixture):
         self.length = length
         self.transform, self._takes_rngs = transform, transform is not None and _arguments(transform) == 2
         self.resume, self.reset_rngs = resume, reset_rngs
+        self.goes_on = resume and length is not None
         self._finders: dict[int, tuple[Any, ...]] = {}
 
     def __repr__(self) -> str:
         return f"ParallelStreamingDataset({self.datasets!r}, length={self.length})"
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether a pass goes on where the one before was left."""
-        return self.length is not None and self.resume
 
     def rules(self, epoch: int, *, pad: bool) -> MixRules:
         empty = [dataset for dataset in self.datasets if not dataset.samples]
@@ -94,7 +90,7 @@ class ParallelStreamingDataset(Mixture):
 
     def _find(self, dataset: StreamingDataset, positions: Offsets) -> Offsets:
         """Return numbers of chunks, and slots in them, as two columns."""
-        regions = dataset._regions
+        regions, slots = dataset.layout
         known = self._finders.get(id(regions))
         if known is None or known[0] is not regions:
             chunks, starts, stops = np.array(regions, np.int64).reshape(-1, 3).T
@@ -102,14 +98,16 @@ class ParallelStreamingDataset(Mixture):
             self._finders = self._finders | {id(regions): (regions, bounds, chunks, stops - bounds)}
         _, bounds, chunks, shifts = self._finders[id(regions)]
         numbers = np.searchsorted(bounds, positions, "right")
-        return np.stack([chunks[numbers], positions + shifts[numbers]], axis=1)
+        found, places = chunks[numbers], positions + shifts[numbers]
+        if slots is not None:
+            places = np.array([slots[chunk][place] for chunk, place in zip(found.tolist(), places.tolist(), strict=True)], np.int64)
+        return np.stack([found, places], axis=1)
 
     def chunk(self, number: int) -> _Rows:
         return _Rows(self)
 
     def sample_size(self, number: int) -> float:
-        indices = [dataset._snapshot.index for dataset in self.datasets]
-        return sum(index.size / max(index.samples, 1) for index in indices)
+        return sum(dataset.mean_size for dataset in self.datasets)
 
     def describe_place(self, number: int, slot: Sequence[int]) -> tuple[int, str | int | None, str]:
         chunks, slots = slot[ROW::2], slot[ROW + 1 :: 2]

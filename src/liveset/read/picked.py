@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -12,11 +12,24 @@ from liveset.errors import KeyNotFound
 from liveset.format.keytable import KeyColumn
 from liveset.keystore import TableKeys, open_keys
 from liveset.parquetkeys import rows_of_chunks
-from liveset.read.plan import Region
+from liveset.read.plan import Offsets, Region
 from liveset.snapshot import Snapshot
 
 Slots: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
 """The slots of a chunk that belong to a part, ascending."""
+
+
+class Layout(NamedTuple):
+    """What a dataset reads: regions, and the slots that they count where these are not all of a chunk."""
+
+    regions: Sequence[Region]
+    slots: Sequence[Slots] | None
+
+    def place(self, region: int, offsets: Offsets) -> tuple[int, Offsets]:
+        """Return the chunk of samples of a region, and their slots in it."""
+        chunk, start, _ = self.regions[region]
+        places = offsets + start
+        return chunk, places if self.slots is None else self.slots[chunk][places].astype(np.int64)
 
 
 class KeySplit:
@@ -30,13 +43,17 @@ class KeySplit:
 
     def __init__(self, ends: Sequence[float], seed: int, whole: Picked | None) -> None:
         self._ends, self._seed, self._whole = tuple(ends), seed, whole
+        # Parts of a part must not be cut by the same numbers as that one.
+        self.depth: int = whole.split.depth + 1 if whole is not None else 0
         self._known: tuple[Snapshot, list[list[Slots]]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_known": None}
 
-    def __repr__(self) -> str:
-        return f"KeySplit({self._ends}, {self._seed}, {self._whole})"
+    def describe(self, number: int) -> str:
+        """Return what decides about a part, as text."""
+        begin, end = (0.0, *self._ends)[number : number + 2]
+        return f"{begin} to {end}, {self._seed}, {self._whole}"
 
     def parts(self, snapshot: Snapshot) -> list[list[Slots]]:
         """Return for each part the slots of each chunk."""
@@ -46,26 +63,25 @@ class KeySplit:
         return known[1]
 
     def _divide(self, snapshot: Snapshot) -> list[list[Slots]]:
-        depth = 0
-        whole = self._whole
-        while whole is not None:  # parts of a part must not be cut by the same numbers as that one
-            depth, whole = depth + 1, whole.split._whole
         inside = self._whole.slots(snapshot) if self._whole is not None else None
         found: list[list[Slots]] = [[] for _ in self._ends]
         for chunk, hashes in enumerate(_hashes(snapshot)):
             slots = np.arange(len(hashes), dtype=np.int32) if inside is None else inside[chunk]
-            part = np.searchsorted(np.array(self._ends), _fractions(hashes[slots], self._seed, depth), "right")
+            part = np.searchsorted(np.array(self._ends), _fractions(hashes[slots], self._seed, self.depth), "right")
             for number, slots_of in enumerate(found):
                 slots_of.append(slots[part == number])
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Picked:
     """One part of a split."""
 
     split: KeySplit
     number: int
+
+    def __repr__(self) -> str:
+        return f"Picked({self.split.describe(self.number)})"
 
     def slots(self, snapshot: Snapshot) -> list[Slots]:
         """Return its slots in each chunk of a version."""
@@ -93,7 +109,7 @@ def _fractions(hashes: np.ndarray[Any, Any], seed: int, depth: int) -> np.ndarra
     return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
 
 
-def virtual(regions: Sequence[Region], before: Sequence[Slots] | None, slots: Sequence[Slots]) -> list[Region]:
+def recount(regions: Sequence[Region], before: Sequence[Slots] | None, slots: Sequence[Slots]) -> list[Region]:
     """Return the regions of a part, whose numbers count among the slots that belong to it.
 
     Args:

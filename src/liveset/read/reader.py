@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
 from liveset.errors import BadSample, DatasetError, MissingDependency, NotFound, PickleRefused, StorageError, UnsupportedFormat
 from liveset.format.batch import BatchDecoder, part_of
 from liveset.read.epoch import Run
@@ -18,6 +20,9 @@ Collate: TypeAlias = Callable[[list[Any]], Any]
 
 # What says nothing about a single sample: the storage, the installation, or the arguments of the dataset.
 _NOT_THE_SAMPLE = (NotFound, StorageError, MissingDependency, PickleRefused, UnsupportedFormat)
+
+# What the C library keeps at most is twice this; larger blocks have no effect on it.
+_KEPT = 31 << 20
 
 
 class Task(NamedTuple):
@@ -75,9 +80,10 @@ class BatchReader:
         self.dataset, self._collate, self._skip = dataset, collate, on_error == "skip"
         self._together = together if isinstance(dataset, Training) and not dataset.transforms else None
         self._decoder: BatchDecoder | None = None
+        self._began = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_decoder": None}
+        return self.__dict__ | {"_decoder": None, "_began": False}
 
     @property
     def version(self) -> object:
@@ -88,6 +94,9 @@ class BatchReader:
         places = task.places
         if task.ahead:
             self.dataset.expect(task.ahead)
+        if not self._began:
+            self._began = True
+            keep_memory(round(sum(self.dataset.sample_size(number) * len(slots) for number, slots in places)))
         if self._together is not None:
             try:
                 fetched = self._at_once(places, self._together)
@@ -154,3 +163,12 @@ class BatchReader:
         if multiprocessing.parent_process() is not None:  # a cause does not survive the way to another process
             bad.add_note("".join(traceback.format_exception(error)).rstrip())
         return bad
+
+
+def keep_memory(batch: int) -> None:
+    """Have the C library keep the memory of a batch that is gone for the next one.
+
+    The one of Linux gives what is freed back to the system at once, which then has to clear it again: for large batches that takes longer
+    than all else. How much it keeps grows with the largest block that was ever freed, so one is that is never written to.
+    """
+    np.empty(min(2 * batch, _KEPT), np.uint8)

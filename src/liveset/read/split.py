@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -52,12 +52,13 @@ def train_test_split(
     if sum(splits) > 1 + 1e-12:
         raise ValueError(f"Splits' sum must be less than 1. Found {list(splits)!r}, which are {sum(splits)} together.")
     if by == "key":
-        parts = streaming_dataset.split_by_key(splits, seed)
+        ends = list(accumulate(splits))
+        parts = streaming_dataset.parts_by_key([1.0 if end > 1 - 1e-12 else end for end in ends], seed)
     elif by == "position":
-        regions = streaming_dataset._regions
+        regions = streaming_dataset.layout.regions
         order = np.random.RandomState([seed]).permutation(len(regions)).tolist() if shuffle else range(len(regions))
         sizes = [int(streaming_dataset.samples * size) for size in splits]
-        parts = [_part(streaming_dataset, chosen) for chosen in _cut([regions[number] for number in order], sizes)]
+        parts = [streaming_dataset.part(chosen) for chosen in _cut([regions[number] for number in order], sizes)]
     else:
         raise ValueError(f'by must be "position" or "key". Found {by!r}.')
     for number, (part, size) in enumerate(zip(parts, splits, strict=True)):
@@ -67,13 +68,6 @@ def train_test_split(
                 stacklevel=2,
             )
     return parts
-
-
-def _part(dataset: StreamingDataset, regions: list[Region]) -> StreamingDataset:
-    other = copy.copy(dataset)
-    other._subsampled, other._stays, other._resumed = None, True, None
-    other._arrange(regions)
-    return other
 
 
 def _cut(regions: Sequence[Region], sizes: Sequence[int]) -> list[list[Region]]:

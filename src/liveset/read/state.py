@@ -41,8 +41,8 @@ class Identity:
     regions: str
 
     @classmethod
-    def of(cls, snapshot: Snapshot, regions: Sequence[Region]) -> Identity:
-        """Tell what the regions of a version are."""
+    def of(cls, snapshot: Snapshot, regions: Sequence[Region], part: object = None) -> Identity:
+        """Tell what the regions of a version are; ``part`` is what they count only a part of the samples by."""
         records = snapshot.index.chunks
         listed = "\n".join(f"{record.id or record.filename} {record.samples}" for record in records)
         numbers = np.array(regions, "<i8").reshape(-1, 3)
@@ -53,7 +53,7 @@ class Identity:
             int((numbers[:, 2] - numbers[:, 1]).sum()),
             len(records),
             codec.checksum(listed.encode()),
-            codec.checksum(numbers.tobytes()),
+            codec.checksum(numbers.tobytes() + (repr(part).encode() if part is not None else b"")),
         )
 
     @property

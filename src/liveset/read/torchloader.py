@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, Sampler, default_collate
 
 from liveset.format.collate import to_tensors
-from liveset.read.loading import Loader, refuse_profiling
+from liveset.read.loading import Loader, nobody, refuse_profiling
 from liveset.read.reader import BatchReader, Collate, Fetched, OnError, Task, Together
+from liveset.read.transfer import Packed, Receiver, Sender
 
-# Tensors up to this size are sent through a pipe, larger ones as shared memory.
-_LARGE = 1 << 18
-_SENT = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64})
+# Batches of a worker in shared memory besides those that it reads ahead: the one that it makes, and those that the loop holds.
+_MORE_SLOTS = 4
 
 
 class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
@@ -30,7 +29,8 @@ class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
 
     Args:
         dataset: the dataset, or a part of it.
-        batch_size: samples per batch; None yields single samples.
+        batch_size: samples per batch; None yields single samples. For a mixture with batches of one dataset each, a list has one size for
+            each dataset.
         num_workers: processes that read; 0 reads in this one.
         shuffle: sets ``dataset.shuffle``, if given.
         drop_last: leave out what is no whole batch on every rank, if given; by default only with several ranks. An explicit False reads
@@ -56,10 +56,15 @@ class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
         (4, 120)
     """
 
+    # Accelerate would put a loader of its own in place of this one, and divide among the ranks what each of them has divided before. These
+    # tell it that this one is ready as it is, and that checkpoints are to hold its state.
+    _is_accelerate_prepared = True
+    use_stateful_dataloader = True
+
     def __init__(
         self,
         dataset: Any,
-        batch_size: int | None = 1,
+        batch_size: int | Sequence[int] | None = 1,
         num_workers: int = 0,
         shuffle: bool | None = None,
         drop_last: bool | None = None,
@@ -98,10 +103,10 @@ class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
             on_error=on_error,
         )
         self._inner: _Inner | None = None
-        self._busy: Callable[[], Any] = lambda: None
+        self._busy: Callable[[], Any] = nobody
         super().__init__(
             dataset,
-            batch_size=batch_size,
+            batch_size=None if batch_size is None else self._width,
             num_workers=num_workers,
             collate_fn=collate_fn,
             prefetch_factor=prefetch_factor,
@@ -109,6 +114,14 @@ class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
             pin_memory=pin_memory,
             **options,
         )
+        object.__setattr__(self, "sampler", _Epochs(self))  # torch takes none beside an iterable dataset, and reads nothing of it
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_inner": None, "_busy": nobody, "sampler": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        object.__setattr__(self, "sampler", _Epochs(self))
 
     def _collate(self) -> Collate:
         collate = self.collate_fn
@@ -120,12 +133,12 @@ class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
     def _read(self, reader: BatchReader, batches: Iterator[Task]) -> Iterator[Fetched]:
         inner = self._inner
         # Workers that stay know one version; and an iterator that is still read keeps its own.
-        if inner is None or not inner.persistent_workers or inner.version is not reader.version or self._busy() is not None:
-            inner = self._inner = _Inner(reader, self)
+        if inner is None or inner.version is not reader.version or self._busy() is not None:
+            inner = _Inner(reader, self)
         inner.feed.batches = batches
-        results = _Results(iter(inner))
+        results = _Results(iter(inner), inner.receiver)
         if inner.persistent_workers:
-            self._busy = weakref.ref(results)
+            self._inner, self._busy = inner, weakref.ref(results)
         return results
 
 
@@ -135,11 +148,13 @@ class _Inner(DataLoader[Any]):
     def __init__(self, reader: BatchReader, outer: StreamingDataLoader) -> None:
         self.feed = _Feed()
         self.version = reader.version
+        self.receiver = Receiver()
+        send: Any = Sender(self.receiver.number, (outer.prefetch_factor or 0) + _MORE_SLOTS, pin=outer.pin_memory)
         super().__init__(
             reader,  # type: ignore[arg-type]
             batch_size=None,
             sampler=self.feed,
-            collate_fn=_pack if outer.num_workers and not outer.pin_memory else _same,
+            collate_fn=send if outer.num_workers else _same,
             num_workers=outer.num_workers,
             prefetch_factor=outer.prefetch_factor if outer.num_workers else None,
             persistent_workers=outer.persistent_workers,
@@ -154,12 +169,12 @@ class _Inner(DataLoader[Any]):
 class _Results(Iterator[Fetched]):
     """What an iterator of torch yields; that one cannot be referred to weakly where workers stay, since its loader keeps it."""
 
-    def __init__(self, results: Iterator[Any]) -> None:
-        self._results = results
+    def __init__(self, results: Iterator[Any], receiver: Receiver) -> None:
+        self._results, self._receiver = results, receiver
 
     def __next__(self) -> Fetched:
         fetched: Fetched = next(self._results)
-        return fetched._replace(batch=_unpack(fetched.batch)) if type(fetched.batch) in _HOLDERS else fetched
+        return fetched._replace(batch=fetched.batch.unpack()) if type(fetched.batch) is Packed else fetched
 
 
 class _Feed:
@@ -171,45 +186,19 @@ class _Feed:
         return self.batches
 
 
-class _Packed:
-    """A tensor on its way from a worker, as an array: torch would send a file descriptor, which costs more than the bytes of most."""
+class _Epochs(Sampler[None]):
+    """What Lightning tells which epoch begins, from 0: it does so through the sampler of a loader."""
 
-    __slots__ = ("array",)
+    def __init__(self, loader: StreamingDataLoader) -> None:
+        self._loader = weakref.ref(loader)
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self.array = array
+    def __iter__(self) -> Iterator[None]:
+        return repeat(None)
 
-
-_HOLDERS = (_Packed, dict, list, tuple)
-
-
-def _pack(fetched: Any) -> Fetched:
-    packed: Fetched = fetched._replace(batch=_packed(fetched.batch))
-    return packed
-
-
-def _packed(batch: Any) -> Any:
-    kind = type(batch)
-    if kind is torch.Tensor:
-        plain = batch.layout is torch.strided and batch.device.type == "cpu" and not batch.requires_grad and batch.dtype in _SENT
-        return _Packed(batch.numpy()) if plain and batch.nbytes <= _LARGE else batch
-    if kind is dict:
-        return {key: _packed(value) for key, value in batch.items()}
-    return kind(map(_packed, batch)) if kind in (list, tuple) and not _is_text(batch) else batch
-
-
-def _unpack(batch: Any) -> Any:
-    kind = type(batch)
-    if kind is _Packed:
-        return torch.from_numpy(batch.array)
-    if kind is dict:
-        return {key: _unpack(value) for key, value in batch.items()}
-    return kind(map(_unpack, batch)) if kind in (list, tuple) and not _is_text(batch) else batch
-
-
-def _is_text(batch: Any) -> bool:
-    """Whether it is a column of texts or bytes, which are many and hold no tensors."""
-    return bool(batch) and type(batch[0]) in (str, bytes) and type(batch[-1]) in (str, bytes)
+    def set_epoch(self, epoch: int) -> None:
+        loader = self._loader()
+        if loader is not None:
+            loader._tell_epoch(epoch + 1)  # noqa: SLF001 - that of the class
 
 
 def _same(value: Any) -> Any:

@@ -11,6 +11,8 @@ from itertools import accumulate, chain, count, pairwise, repeat
 from operator import itemgetter
 from typing import Any, Self
 
+import numpy as np
+
 from liveset.errors import NotFound, StateMismatch, VersionExpired, VersionNotFound
 from liveset.format.batch import BatchDecoder
 from liveset.format.chunk import Chunk
@@ -21,6 +23,7 @@ from liveset.read.chunks import OpenChunks
 from liveset.read.epoch import Epoch, Rules, Run, Stretch
 from liveset.read.grid import detect_grid, find_ranks, worker_info
 from liveset.read.opened import Opened, open_version
+from liveset.read.picked import Layout, Picked, Slots
 from liveset.read.plan import Grid, Region, Share, positions, rank_length, region_order, shares
 from liveset.read.state import Identity, Progress, from_state, next_stretches, to_state
 from liveset.snapshot import Snapshot, entries, open_snapshot
@@ -39,6 +42,12 @@ class Training(Opened):
     _window: int
     _transforms: tuple[Callable[[Any], Any], ...]
     _regions: list[Region]
+    goes_on = False
+    """Whether a pass goes on where the one before was left."""
+
+    # Which part of the samples it is by their keys, and the slots of that part in each chunk, which its regions count.
+    _picked: Picked | None = None
+    _slots: Sequence[Slots] | None = None
     _sizes: list[int]
     _length: int
     # Whether load_state_dict() may open the version of the state, and whether it only warns where the state differs in a setting.
@@ -69,13 +78,14 @@ class Training(Opened):
     def __iter__(self) -> Samples:
         """Start a new pass over the samples of this rank and worker; ``current_epoch`` grows when it is exhausted."""
         grid = detect_grid(workers=1, batch=self.batch_size, ranks=self._ranks)
-        parts = self._resume(grid, self._chunks, self._regions) if self._resumed is not None else None
+        parts = self._resume(grid, self._chunks, self.layout) if self._resumed is not None else None
         rules = self.rules(self.current_epoch, pad=False)
         return Samples(self, grid, rules, self._parts(grid, rules) if parts is None else parts, whole=parts is None)
 
     def _parts(self, grid: Grid, rules: Rules, skip: int = 0) -> Iterator[Iterator[Any]]:
         """Return the samples of a reader, but for the first few, part by part."""
-        chunks, regions = self._chunks, self._regions  # those of now, whatever is opened before the pass ends
+        chunks, layout = self._chunks, self.layout  # those of now, whatever is opened before the pass ends
+        regions = layout.regions
         order = region_order(len(regions), shuffle=rules.shuffle, seed=rules.seed, epoch=rules.epoch)
         mine = shares(self._sizes, order, grid, rules.drops(grid.world))
         ends = list(accumulate(share.stop - share.start for share in mine))
@@ -83,19 +93,21 @@ class Training(Opened):
         skips = chain([skip - (ends[first - 1] if first else 0)], repeat(0))
         if chunks is not None:
             chunks.expect([regions[share.region].chunk for share in mine[first:]])
-        return map(partial(self._read_share, chunks, regions, rules), mine[first:], skips)
+        return map(partial(self._read_share, chunks, layout, rules), mine[first:], skips)
 
     @staticmethod
-    def _read_share(chunks: OpenChunks | None, regions: Sequence[Region], rules: Rules, share: Share, skip: int) -> Iterator[Any]:
+    def _read_share(chunks: OpenChunks | None, layout: Layout, rules: Rules, share: Share, skip: int) -> Iterator[Any]:
         assert chunks is not None
-        number, first, _ = regions[share.region]
+        number, first, _ = layout.regions[share.region]
         chunk = chunks.whole(number)
-        if not rules.shuffle:
+        if not rules.shuffle and layout.slots is None:
             return chunk.iterate(first + share.start + skip, first + share.stop)
-        order = positions(share, len(regions), seed=rules.seed, epoch=rules.epoch, window=rules.window)
-        return map(chunk.read, (order[skip:] + first).tolist())
+        order = np.arange(share.start, share.stop)
+        if rules.shuffle:
+            order = positions(share, len(layout.regions), seed=rules.seed, epoch=rules.epoch, window=rules.window)
+        return map(chunk.read, layout.place(share.region, order[skip:])[1].tolist())
 
-    def _resume(self, grid: Grid, chunks: OpenChunks | None, regions: Sequence[Region]) -> Iterator[Iterator[Any]] | None:
+    def _resume(self, grid: Grid, chunks: OpenChunks | None, layout: Layout) -> Iterator[Iterator[Any]] | None:
         """Take the state that was loaded, and return the rest of its epoch; None if the next epoch begins."""
         if worker_info() is not None:
             raise RuntimeError(
@@ -110,13 +122,13 @@ class Training(Opened):
         check_rank(progress, grid.world, grid.rank)
         stretches = next_stretches(progress, grid.world, 1, progress.stretches[-1].batch)
         batches = Epoch(self._sizes, progress.rules, stretches).batches(grid.rank)
-        return (self._read_run(chunks, regions, run) for batch in batches for run in batch)
+        return (self._read_run(chunks, layout, run) for batch in batches for run in batch)
 
     @staticmethod
-    def _read_run(chunks: OpenChunks | None, regions: Sequence[Region], run: Run) -> Iterator[Any]:
+    def _read_run(chunks: OpenChunks | None, layout: Layout, run: Run) -> Iterator[Any]:
         assert chunks is not None
-        number, first, _ = regions[run[0]]
-        return map(chunks.whole(number).read, (run[1] + first).tolist())
+        number, slots = layout.place(*run)
+        return map(chunks.whole(number).read, slots.tolist())
 
     def _drops_last(self, grid: Grid) -> bool:
         return grid.world > 1 if self.drop_last is None else self.drop_last
@@ -132,6 +144,16 @@ class Training(Opened):
         """Return a copy that stays at the version that is read now; it shares the open chunks."""
         return copy.copy(self)
 
+    def as_forced(self, forced: bool) -> Self:
+        """Return a copy that, if this is so, only warns where a state differs in a setting."""
+        other = copy.copy(self)
+        other._forced = self._forced or forced  # noqa: SLF001 - another object of this class
+        return other
+
+    def become(self, other: Self) -> None:
+        """Read what a copy of this dataset reads, which may have moved to another version."""
+        self.__dict__.update(other.__dict__ | {"_forced": self._forced})
+
     def rules(self, epoch: int, *, pad: bool) -> Rules:
         """Return what the order of an epoch depends on, besides the readers."""
         return Rules(self.seed, epoch, self.shuffle, self._window, self.drop_last, pad)
@@ -142,8 +164,28 @@ class Training(Opened):
 
     def places(self, runs: Iterable[Run]) -> list[Run]:
         """Return runs of samples with numbers of chunks and slots, instead of regions and offsets."""
-        regions = self._regions
-        return [(regions[number].chunk, offsets + regions[number].start) for number, offsets in runs]
+        layout = self.layout
+        return [layout.place(number, offsets) for number, offsets in runs]
+
+    @property
+    def layout(self) -> Layout:
+        """Where the samples are, region by region."""
+        return Layout(self._regions, self._slots)
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Samples of the regions."""
+        return self._sizes
+
+    @property
+    def chosen_fields(self) -> tuple[str, ...] | None:
+        """Names of the fields that are decoded; None for all."""
+        return self._settings.fields
+
+    def decodes_like(self, other: Training) -> bool:
+        """Whether the samples of both can be decoded together."""
+        foreign = [dataset._snapshot.index.has_foreign_chunks for dataset in (self, other)]  # noqa: SLF001 - another object of this class
+        return self._schema == other._schema and self._settings == other._settings and foreign[0] == foreign[1]
 
     @property
     def opened(self) -> object:
@@ -180,6 +222,11 @@ class Training(Opened):
             collate=collate,
         )
 
+    @property
+    def mean_size(self) -> float:
+        """Mean stored size of all samples of the version."""
+        return self._snapshot.index.size / max(self._snapshot.index.samples, 1)
+
     def sample_size(self, number: int) -> float:
         """Return the mean stored size of the samples of a chunk."""
         record = self._snapshot.index.chunks[number]
@@ -198,7 +245,7 @@ class Training(Opened):
     def identity(self) -> Identity:
         """The version that is read, and which of its samples."""
         if self._identity is None:
-            self._identity = Identity.of(self._snapshot, self._regions)
+            self._identity = Identity.of(self._snapshot, self._regions, self._picked)
         return self._identity
 
     def state_dict(
@@ -281,7 +328,7 @@ class Training(Opened):
         snapshot, lease = self._version_of(saved)
         here = snapshot is None
         regions = self._regions if snapshot is None else self._choose(snapshot)
-        identity = Identity.of(snapshot or self._snapshot, regions)
+        identity = Identity.of(snapshot or self._snapshot, regions, self._picked)
         if identity.layout != saved.layout:
             raise StateMismatch(self._moved(saved, identity))
         if saved.version_id is None and identity.path != saved.path:
