@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 
 import liveset
 from liveset.errors import Corrupt, VersionExpired
+from liveset.format.locks import ForkLock
 from liveset.read import chunks
 from liveset.read.fetch import Job, run_all, submit
 from liveset.storage import Place
@@ -258,3 +262,81 @@ def test_the_threads_are_few() -> None:
     gate.set()
     assert all(job.result() for job in jobs)
     assert busy <= 16
+
+
+# Purges and vacuums under an open dataset
+
+
+def test_a_purge_is_followed_by_who_reads_parts_of_chunks(plays: Place) -> None:
+    dataset = liveset.StreamingDataset(plays)
+    assert dataset["play-250"]["n"] == 250
+    liveset.purge(plays, ["play-260"])
+    assert dataset["play-251"]["n"] == 251
+    with pytest.raises(liveset.Erased):
+        dataset[260]
+
+
+def test_a_purge_is_followed_by_all_threads(plays: Place) -> None:
+    dataset = liveset.StreamingDataset(plays.url, storage_options=plays.storage_options, cache_dir=False)
+    liveset.purge(plays, [f"play-{number}" for number in range(50, COUNT, 100)])
+    wanted = [number for number in range(COUNT) if number % 100 != 50]
+    assert [sample["n"] for sample in dataset.read_many(wanted)] == wanted
+
+
+# After a fork
+
+
+def in_a_child(call: Callable[[], object]) -> int:
+    """Run a call in a forked process, which gets ten seconds, and return how it ended."""
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        try:
+            call()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_does_not_wait_for_what_its_parent_fetches() -> None:
+    gate, begun = threading.Event(), threading.Event()
+    parent = os.getpid()
+
+    def fetch() -> int:
+        begun.set()
+        if os.getpid() == parent:
+            gate.wait(60)
+        return 7
+
+    job = submit(fetch)
+    begun.wait(10)
+    try:
+        assert in_a_child(lambda: None if job.result() == 7 else 1 // 0) == 0
+    finally:
+        gate.set()
+    assert job.result() == 7
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_finds_locks_free_that_threads_of_its_parent_hold() -> None:
+    lock, held, gate = ForkLock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            gate.wait(60)
+
+    def take() -> None:
+        with lock:
+            pass
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(10)
+    try:
+        assert in_a_child(take) == 0
+    finally:
+        gate.set()
+        thread.join()

@@ -7,7 +7,6 @@ answer for them. Only a compaction opens them, to see whether some keys are miss
 from __future__ import annotations
 
 import io
-import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from liveset.errors import Corrupt, MissingDependency, NotFound
 from liveset.format.index import ChunkRecord
 from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, shard_of
 from liveset.format.lazy import lazy
+from liveset.format.locks import ForkLock
 from liveset.snapshot import Snapshot
 from liveset.storage import has_listing
 
@@ -158,7 +158,7 @@ class ParquetKeys:
         self._snapshot, self._names, self._files, self._hashed = snapshot, names, files, hashed
         self._groups: OrderedDict[tuple[int, int], tuple[Any, Any, int]] = OrderedDict()
         self._held = 0
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     @lazy
     def _shards(self) -> list[Any]:

@@ -96,10 +96,11 @@ class Snapshot:
     def chunk(self, number: int) -> StoredFile:
         """The file of one chunk; slicing its bytes gives bytes. A purge may have replaced it since the version was opened."""
         while True:
+            record = self.index.chunks[number]
             try:
                 return self._stored(number)
-            except VersionExpired:
-                if not self.follow():
+            except NotFound:
+                if not self.follow() and self.index.chunks[number] == record:  # or another thread has followed meanwhile
                     raise
 
     def _stored(self, number: int) -> StoredFile:
@@ -113,7 +114,7 @@ class Snapshot:
             if not self.index.compressed_files or inflated == record.filename:
                 raise self.gone(record.filename) from error
         try:
-            return StoredFile(record, inflated, plain_buffer(self.store.map(inflated, record.size)))
+            return StoredFile(record, inflated, plain_buffer(self.store.map(inflated, record.size, self.edition)))
         except NotFound as error:
             raise self.gone(record.filename) from error
 

@@ -135,7 +135,11 @@ def purge(
         >>> liveset.verify(path, absent=["play-7"]).ok
         True
     """
-    return purge_store(open_store(path), keys, message=message, author=author, dry_run=dry_run, session=session, on_missing=on_missing)
+    store = open_store(path)
+    report = purge_store(store, keys, message=message, author=author, dry_run=dry_run, session=session, on_missing=on_missing)
+    if not dry_run:
+        forget_cached(store)  # what other machines hold is theirs to empty
+    return report
 
 
 def purge_store(
@@ -179,7 +183,6 @@ def purge_store(
             store.write_once(version_name(index.version), index.to_bytes())
         # Else no version has the keys, or it was another call that erased them, and may have been interrupted.
         freed = work.delete(index) if work.made(index) else _clean(store, author=author, policy=policy)
-        forget_cached(store)  # what other machines hold is theirs to empty
     except (DatasetError, OSError) as error:
         error.add_note(f"Version {index.version} is without the samples, but files that hold them could not all be deleted: purge again.")
         raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +9,7 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 from liveset.errors import Corrupt, MissingDependency
+from liveset.format.locks import ForkLock
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -95,7 +95,7 @@ class ArrowChunk:
             MissingDependency: pyarrow is not installed.
         """
         self._pa, self._file = load_pyarrow(), file
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._kept: OrderedDict[int, Any] = OrderedDict()
         self._blob = find_blob(buffer, file)
         self.count = count

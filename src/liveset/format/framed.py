@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -15,6 +14,7 @@ from liveset.errors import Corrupt, SampleError
 from liveset.format import codec
 from liveset.format.arrow import end_mark
 from liveset.format.codec import Compression
+from liveset.format.locks import ForkLock
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -94,7 +94,7 @@ class FramedItems:
             Corrupt: anything in the header or a table contradicts itself, the file or the count.
         """
         self._view, self._file = memoryview(buffer).cast("B"), file
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._inflated: OrderedDict[int, tuple[bytes, list[int]]] = OrderedDict()
         size = len(self._view)
         if size < _HEAD.size:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -13,6 +12,7 @@ from liveset.errors import Corrupt, Erased, StorageError
 from liveset.format import codec
 from liveset.format.chunk import Buffer, Chunk, ItemRanges, open_chunk, open_ranges, ranged_head
 from liveset.format.index import ChunkRecord
+from liveset.format.locks import ForkLock
 from liveset.format.schema import Decoder
 from liveset.lease import Lease
 from liveset.read.fetch import Job, run_all, submit
@@ -54,7 +54,7 @@ class OpenChunks:
         self._ahead, self._room = ahead, AHEAD
         if (limit := cache_limit(snapshot.store)) is not None:  # the chunk that is read and the one before must stay, too
             self._room = min(AHEAD, limit - 2 * max((record.size for record in snapshot.index.chunks), default=0))
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         # The lookup of a chunk that is open: a plain dict read, which needs no lock.
         self.get = self._open.get
 
@@ -128,7 +128,8 @@ class OpenChunks:
             self._held[number] = held
             while len(self._open) > MAX_OPEN or (len(self._open) > 1 and sum(self._held.values()) > MAX_HELD):
                 oldest = next(iter(self._open))
-                del self._open[oldest], self._held[oldest]
+                self._open.pop(oldest, None)
+                self._held.pop(oldest, None)
         return chunk
 
     def _file(self, number: int) -> tuple[ChunkRecord, Buffer]:
@@ -199,7 +200,11 @@ class _Ranged:
         if self._cost > self._record.size:
             chunk = self._chunks.whole(self._number)
             return [chunk.read(slot) for slot in slots]
-        items = self._chunks.fetch_items(self._record, ranges)
+        try:
+            items = self._chunks.fetch_items(self._record, ranges)
+        except FileNotFoundError:  # who maps the file follows a purge, and knows why it is gone
+            chunk = self._chunks.whole(self._number)
+            return [chunk.read(slot) for slot in slots]
         return [self._items.decode(item, slot) for item, slot in zip(items, slots, strict=True)]
 
     def iterate(self, start: int, stop: int) -> Iterator[Any]:

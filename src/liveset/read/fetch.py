@@ -18,7 +18,7 @@ class Job(Generic[T]):
     """A call that is made by another thread, or by the first one that cannot wait for it."""
 
     def __init__(self, call: Callable[[], T]) -> None:
-        self._call = call
+        self._call, self._owner = call, os.getpid()
         self._begun = threading.Lock()
         self._done = threading.Event()
         self._value: T
@@ -36,6 +36,8 @@ class Job(Generic[T]):
     def result(self) -> T:
         """Return what the call returned, or raise what it raised; a call that nobody has begun is made here."""
         self.run()
+        if self._owner != os.getpid() and not self._done.is_set():
+            return self._call()  # a thread of the parent process is at it, which does not exist here
         self._done.wait()
         if self._error is not None:
             raise self._error

@@ -83,7 +83,7 @@ def cache_limit(store: Store) -> int | None:
 
 
 def forget_cached(store: Store) -> None:
-    """Remove what the cache of this machine holds of a store and nobody reads."""
+    """Remove what the cache of this machine holds of a store."""
     if store.remote:
         from liveset.storage.cached import CachedStore
 

@@ -221,6 +221,16 @@ class ChunkCache:
                 )
         return done
 
+    def erase(self, url: str) -> None:
+        """Removes the files of a dataset, also those that somebody reads: who has one open keeps it until he closes it."""
+        for folder, place in self._room.places():
+            if _names(url, place):
+                for file in self._room.files(folder):
+                    if not file.path.endswith(PART):
+                        with suppress(OSError):
+                            os.unlink(file.path)
+        self.sweep()
+
     def sweep(self) -> None:
         """Removes what killed processes left; done now and then in any case."""
         if os.path.isdir(self.root):

@@ -58,8 +58,8 @@ class CachedStore:
         return self.cache.peek(self._place, check_name(name), size, check, edition)
 
     def forget(self) -> None:
-        """Removes the cached files of this place that nobody reads."""
-        self.cache.clear(self._place)
+        """Removes the cached files of this place."""
+        self.cache.erase(self._place)
 
     # What is passed on
 
