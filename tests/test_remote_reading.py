@@ -340,3 +340,29 @@ def test_a_child_finds_locks_free_that_threads_of_its_parent_hold() -> None:
     finally:
         gate.set()
         thread.join()
+
+
+def test_a_damaged_chunk_is_not_fetched_for_each_of_its_samples(stub: StubServer, plays: Place) -> None:
+    name = next(name for name in stub.objects if "chunk-0-1-" in name)
+    stub.put(name, stub.objects[name].data[:-1] + b"!")
+    dataset = liveset.StreamingDataset(plays)
+    loader = liveset.StreamingDataLoader(dataset, batch_size=10, on_error="skip")
+    samples = sum(len(batch["n"]) for batch in loader)
+    assert 200 < samples < COUNT
+    assert loader.stats().skipped == COUNT - samples
+    assert len([None for found, _ in gets(stub) if "chunk-0-1-" in found]) <= 4
+
+
+@pytest.mark.parametrize("path", ["s3:/bkt/plays", "s3:bkt/plays", "https:/host/plays"])
+def test_a_url_that_lacks_a_slash_is_no_path(path: str) -> None:
+    with pytest.raises(ValueError, match="two slashes"):
+        liveset.StreamingDataset(path)
+
+
+def test_a_cache_does_not_lie_in_a_dataset(plays: Place, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    liveset.optimize(play, range(3), local, num_workers=1, verbose=False)
+    with pytest.raises(ValueError, match="lie in one another"):
+        liveset.StreamingDataset(f"local:{local}", cache_dir=local / "cache")
+    with pytest.raises(ValueError, match="is a dataset"):
+        liveset.StreamingDataset(plays, cache_dir=local)

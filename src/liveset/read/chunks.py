@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -48,6 +49,7 @@ class OpenChunks:
         config = snapshot.index.config
         self._compression = codec.Compression.from_config(config) if config is not None else None
         self._open: dict[int, Chunk] = {}
+        self._damaged: dict[int, Corrupt] = {}
         self._held: dict[int, int] = {}
         self._coming: dict[int, Job[tuple[ChunkRecord, Buffer]]] = {}
         self._next: dict[int, int] = {}
@@ -102,6 +104,8 @@ class OpenChunks:
     def _load(self, number: int, *, whole: bool) -> Chunk:
         if self._closed:
             raise ValueError(f"the dataset object for {self._snapshot.store.url} is closed.")
+        if (damage := self._damaged.get(number)) is not None:
+            raise copy.copy(damage)  # fetching it for each of its samples would take for ever
         if not whole and self._snapshot.store.remote and (ranged := self._ranged(number)) is not None:
             return self._keep(number, ranged, 0)
         try:
@@ -134,7 +138,11 @@ class OpenChunks:
 
     def _file(self, number: int) -> tuple[ChunkRecord, Buffer]:
         job = self._coming.pop(number, None)
-        record, buffer = job.result() if job is not None else self._fetch(number)
+        try:
+            record, buffer = job.result() if job is not None else self._fetch(number)
+        except Corrupt as error:
+            self._damaged[number] = error
+            raise
         if not self._verify:
             return record, buffer
         data = bytes(buffer[:])

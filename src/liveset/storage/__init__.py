@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING
 
 from liveset.storage.location import Place, parse_location
@@ -44,6 +45,8 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     from liveset.storage.local import LocalSource, LocalStore
 
     text = os.fspath(path)
+    if re.match(r"(s3a?|r2|gs|gcs|az|azure|abfs|https?):/?(?!/)", text):
+        raise ValueError(f"{text!r} is neither a path nor a URL: two slashes follow the colon of a URL, and ./ makes it a path.")
     if text.startswith("file://"):
         return LocalStore(text.removeprefix("file://"))
     if text.startswith("local:"):
@@ -65,10 +68,15 @@ def _cached(source: Source, place: str, path: str | os.PathLike[str]) -> Store:
     wanted = path if isinstance(path, Place) else Place("")
     if wanted.cache_dir is False:
         return source
-    from liveset.storage.cache import ChunkCache
+    from liveset.storage.cache import ChunkCache, cache_root, check_root
     from liveset.storage.cached import CachedStore
 
     root = None if wanted.cache_dir is None or wanted.cache_dir is True else os.fspath(wanted.cache_dir)
+    folder = cache_root(root)
+    if place.startswith("local:"):
+        check_root(folder, place.removeprefix("local:"))
+    if os.path.lexists(os.path.join(folder, HEAD)):
+        raise ValueError(f"{folder} is a dataset, and no folder for a cache: choose another one with cache_dir=.")
     return CachedStore(source, ChunkCache(root, wanted.max_cache_size), place)
 
 
