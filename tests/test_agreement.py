@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import liveset
+from liveset.errors import StateMismatch
+from liveset.read import agreement
+from liveset.read.agreement import Agreement
 
 pytest.importorskip("torch")
 
@@ -34,7 +39,10 @@ if rank == 1:
 try:
     mine = [n for batch in loader for n in batch["n"].tolist()]
     print(ds.version, *mine)
-    if rank == 0:
+    if rank == 0:  # evaluates alone, in a loop like the other one, at the version of before
+        list(liveset.StreamingDataLoader(liveset.StreamingDataset(path, version=1), batch_size=2))
+        assert ds.refresh()
+    if rank == 1:
         assert ds.refresh()
     mine = [n for batch in loader for n in batch["n"].tolist()]
     print(ds.version, *mine)
@@ -78,3 +86,27 @@ def test_a_rank_that_was_opened_at_another_version_says_so(eight: Path, tmp_path
     assert "rank 0 reads version 1 of" in second
     assert "and this rank version 2, which cannot move" in second
     assert first.startswith("1 ")
+
+
+def test_the_others_follow_rank_0_but_never_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+    store = HashStore()
+    monkeypatch.setattr(agreement, "PATIENCE", timedelta(milliseconds=50))
+    monkeypatch.setattr(agreement, "_loaders", Counter())
+
+    def of_rank(rank: int, of: Agreement, epoch: int, version: int) -> int:
+        monkeypatch.setattr(agreement, "_ranks", lambda: (store, rank))
+        return of.tell("data", epoch, version, f"id{version}")[0]
+
+    lead, evaluation = Agreement("0x2"), Agreement("0x2")
+    assert [of_rank(0, lead, 1, 2), of_rank(0, lead, 2, 4), of_rank(0, lead, 2, 5), of_rank(0, lead, 3, 3)] == [2, 4, 5, 3]
+    assert of_rank(0, evaluation, 1, 1) == 1
+    monkeypatch.setattr(agreement, "_loaders", Counter())  # those of another process
+    other = Agreement("0x2")
+    # It opened the dataset, or refreshed it, after somebody has committed again; and an epoch may be read twice.
+    assert [of_rank(1, other, 1, 3), of_rank(1, other, 2, 9), of_rank(1, other, 2, 5)] == [2, 4, 5]
+    with pytest.raises(StateMismatch, match="rank 0 reads version 3 of data, and this rank version 5, after both read version 5"):
+        of_rank(1, other, 3, 5)
+    with pytest.warns(UserWarning, match="rank 0 does not read data in the same loop"):
+        assert of_rank(1, Agreement("0x3"), 1, 5) == 5

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import liveset
 from liveset.errors import (
     Corrupt,
     DatasetNotFound,
@@ -236,11 +237,25 @@ def test_bad_arguments(ten: Path) -> None:
         ({"transform": 3}, "Transform should be a callable"),
         ({"item_shuffle_window": -1}, "item_shuffle_window"),
         ({"version": 1, "index_path": ten}, "index_path= and version="),
+        ({"version": True}, "version=True is neither"),
+        ({"drop_last": "x"}, "drop_last must be True, False or None"),
+        ({"seed": "x"}, "seed must be an integer"),
+        ({"seed": -1}, "seed must be an integer"),
+        ({"seed": 2**32}, "seed must be an integer"),
+        ({"seed": None}, "seed must be an integer"),
+        ({"storage_options": ["key"]}, "storage_options must be a mapping"),
     ]:
         with pytest.raises(ValueError, match=phrase):
             StreamingDataset(ten, **wrong)  # type: ignore[arg-type]
     with pytest.raises(NotImplementedError, match="encryption="):
         StreamingDataset(ten, encryption=object())
+    for epoch in (0, "x", 1.5, True):
+        with pytest.raises(ValueError, match="an epoch is a number from 1 on"):
+            StreamingDataset(ten).set_epoch(epoch)  # type: ignore[arg-type]
+    assert StreamingDataset(ten, seed=np.int64(7)).seed == 7  # type: ignore[arg-type]
+    for url in (3, Path("x")):
+        with pytest.raises(ValueError, match="url of a Place must be text"):
+            liveset.Place(url)  # type: ignore[arg-type]
 
 
 def test_a_missing_dataset(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import obstore
 import pytest
 
 import liveset
-from liveset.write.fetching import AHEAD
+from liveset.errors import StorageError
+from liveset.write.fetching import AHEAD, Fetching
 from tests.support.services import RemoteFolder, WebServer
 
 COUNT = 40
@@ -152,3 +153,13 @@ def test_a_broken_run_goes_on(files: RemoteFolder, tmp_path: Path, scratch: Path
         run(files, tmp_path / "ds", partial(fail, at="20.txt"), urls(files), use_checkpoint=True, chunk_size=3)
     found = run(files, tmp_path / "ds", partial(fail, at=""), urls(files), use_checkpoint=True, chunk_size=3)
     assert [(sample["name"], sample["data"]) for sample in found] == expected()
+
+
+@pytest.mark.parametrize("name", ["folder/", "n" * 300])
+def test_a_name_that_no_file_can_have_is_an_error(name: str, on_seaweedfs: RemoteFolder, tmp_path: Path) -> None:
+    root = on_seaweedfs.url
+    fetched = Fetching(str, liveset.Place(root, storage_options=on_seaweedfs.options), str(tmp_path))
+    with pytest.raises(StorageError, match="folder|cannot be kept") as info:
+        fetched(f"{root}/{name}")
+    assert f"{root}/{name}" in str(info.value)
+    fetched.close()

@@ -83,7 +83,7 @@ def test_missing_keys(tmp_path: Path) -> None:
     assert [row["i"] for row in dropped] == [i for i in range(20) if i not in (3, 4, 11)]
     assert "k3" not in dropped.keys
     alone = open_joined(paths, missing="none")
-    assert alone[3] == {"id": None, "i": 3, "label": None, "meta": None}
+    assert alone[3] == base_row(3) | {"meta": None}
     assert list(alone)[3:6] == alone[3:6]
     assert alone[5] == joined_row(5)
     told = open_joined(paths, missing="none", combine=lambda a, b: (a["i"], b and b["label"]))
@@ -111,6 +111,20 @@ def test_joins_of_joins(tmp_path: Path) -> None:
     expected = [joined_row(i) | {"more": i * i} for i in range(20)]
     assert list(ds) == ds[:] == expected
     assert LightLoader(ds, batch_size=20, collate_fn=list).__iter__().__next__() == expected
+
+
+def test_the_schema_is_that_of_the_joined_samples(tmp_path: Path) -> None:
+    paths = make(tmp_path)
+    write_dataset(tmp_path / "texts", [{"id": f"k{i}", "text": "a", "scores": {"x": 0.5}} for i in range(20)], key="id")
+
+    def fields(ds: liveset.StreamingDataset) -> dict[str, str] | None:
+        return ds.schema.fields if ds.schema is not None else None
+
+    once = open_joined(paths)
+    assert fields(once) == {"id": "str", "i": "int", "label": "int", "meta.odd": "int"}
+    twice = liveset.JoinedStreamingDataset(once, liveset.StreamingDataset(tmp_path / "texts", fields=["text"]), missing="none")
+    assert fields(twice) == fields(once) | {"text": "json"}  # type: ignore[operator]
+    assert fields(open_joined(paths, combine=lambda a, b: (a, b))) is None
 
 
 def test_arguments_are_checked(tmp_path: Path) -> None:

@@ -111,9 +111,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         for method in ("map", "read"):
             real = getattr(LocalStore, method)
 
-            def note(self: LocalStore, name: str, *more: Any, real: Any = real) -> Any:
+            def note(self: LocalStore, name: str, *more: Any, real: Any = real, **options: Any) -> Any:
                 names.append(name)
-                return real(self, name, *more)
+                return real(self, name, *more, **options)
 
             patch.setattr(LocalStore, method, note)
         yield names

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import liveset
-from liveset.errors import BadSample, Corrupt, NotFound
+from liveset.errors import BadSample, CollateError, Corrupt, Erased, NotFound
 from liveset.format.codec import Compression
 from liveset.read.lightloader import StreamingDataLoader as LightLoader
 from tests.support.writing import write_dataset
@@ -195,6 +197,9 @@ def test_arguments_are_checked(ten: Path, loader_of: Loaders) -> None:
         ({"batch_size": 0}, "batch_size must be"),
         ({"num_workers": -1}, "num_workers must be"),
         ({"on_error": "ignore"}, "on_error must be"),
+        ({"shuffle": "x"}, "shuffle must be"),
+        ({"drop_last": "x"}, "drop_last must be"),
+        ({"pad": "x"}, "pad must be"),
         ({"rank": 1}, "go together"),
         ({"rank": 2, "world_size": 2}, "rank=2 of world_size=2"),
     ]
@@ -203,17 +208,20 @@ def test_arguments_are_checked(ten: Path, loader_of: Loaders) -> None:
             loader_of(ds, **wrong)
     with pytest.raises(RuntimeError, match="The provided dataset should be either an instance of"):
         loader_of([1, 2, 3])
+    with pytest.raises(ValueError, match="an epoch is a number from 1 on"):
+        loader_of(ds).set_epoch(0)
     with pytest.raises(NotImplementedError, match="profile_batches="):
         loader_of(ds, profile_batches=True)
 
 
-def test_torch_arguments_that_would_change_the_order_are_refused(ten: Path, torch_loader: Loaders) -> None:
+def test_arguments_that_would_change_the_order_or_are_unknown_are_refused(ten: Path, loader_of: Loaders) -> None:
     ds = liveset.StreamingDataset(ten)
     for wrong in ({"sampler": [1]}, {"batch_sampler": [[1]]}, {"in_order": False}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            torch_loader(ds, **wrong)
-    with pytest.raises(TypeError, match="nonsense"):
-        torch_loader(ds, nonsense=1)
+            loader_of(ds, **wrong)
+    with pytest.raises(TypeError, match="batchsize"):
+        loader_of(ds, batchsize=4)
+    assert flat(loader_of(ds, timeout=0, generator=None, in_order=True)) == list(range(10))
 
 
 def alike(a: Any, b: Any) -> bool:
@@ -279,6 +287,44 @@ def test_what_a_collate_function_returns_comes_from_workers_as_it_is(ten: Path, 
         assert batch["sparse"].is_sparse
         batch["i"] += 1  # is its own
         assert batch["i"].tolist() == list(range(1, 11))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("rows", "field", "phrase"),
+    [
+        ([{"i": 1, "v": 2**70}] * 2, "v", "an int beyond 64 bits"),
+        ([{"v": 1}, {"v": None}], "v", "a number in some samples and None in others"),
+        ([{"v": {"at": datetime(2020, 1, 1)}}] * 2, "v.at", "a datetime.datetime"),  # noqa: DTZ001
+        ([{"v": [1]}, {"v": [1, 2]}], "v", "sequences of different lengths"),
+        ([{"v": {"w": 1}}, {"v": {}}], "v.w", "values in some samples, and is missing in others"),
+        ([{"v": {"w": 1}}, {"v": None}], "v", "a mapping in some samples and None in others"),
+    ],
+)
+def test_what_cannot_be_in_a_batch_is_named(ten: Path, loader_of: Loaders, workers: int, rows: list[Any], field: str, phrase: str) -> None:
+    ds = liveset.StreamingDataset(ten, transform=lambda row: rows[row["i"] % 2])
+    loader = iter(loader_of(ds, batch_size=2, num_workers=workers))
+    with pytest.raises(CollateError, match=f"^field '{field}' cannot be in a batch: it holds {phrase}") as caught:
+        next(loader)
+    assert caught.value.field == field
+    del loader, caught
+
+
+def test_arrays_that_torch_does_not_know_are_named(ten: Path, torch_loader: Loaders) -> None:
+    times = np.zeros(2, "M8[s]")
+    ds = liveset.StreamingDataset(ten, transform=lambda row: {"v": {"at": times}})
+    with pytest.raises(CollateError, match=r"field 'v.at' .* datetime64\[s\], for which torch has no dtype"):
+        list(torch_loader(ds, batch_size=2))
+    assert LightLoader(ds, batch_size=2).__iter__().__next__()["v"]["at"].shape == (2, 2)
+
+
+def test_mixtures_of_different_fields_are_no_batch(tmp_path: Path, loader_of: Loaders) -> None:
+    for name in ("v", "w"):
+        write_dataset(tmp_path / name, [{"i": i, name: i} for i in range(10)])
+    mix = liveset.CombinedStreamingDataset([liveset.StreamingDataset(tmp_path / name) for name in ("v", "w")])
+    with pytest.raises(CollateError, match="field '[vw]' .* is missing in others"):
+        list(loader_of(mix, batch_size=20))
+    assert len(list(mix)) == 20
 
 
 def test_samples_that_do_not_fit_into_a_batch_are_an_error_of_the_collate_function(tmp_path: Path, loader_of: Loaders) -> None:
@@ -475,7 +521,8 @@ def test_a_bad_sample_is_named(tmp_path: Path, loader_of: Loaders, workers: int)
     path = make(tmp_path / "keyed", key="text")
     ds = liveset.StreamingDataset(path, transform=lambda row: fail_at(row, (5,)))
     batches = iter(loader_of(ds, batch_size=2, num_workers=workers))
-    with pytest.raises(BadSample, match=r"position 5 \(key 't5', slot 1 of chunk-.*ZeroDivisionError: no such luck") as caught:
+    told = r"^the transform failed on the sample at position 5 \(key 't5', slot 1 of chunk-.*ZeroDivisionError: no such luck"
+    with pytest.raises(BadSample, match=told) as caught:
         list(batches)
     assert (caught.value.position, caught.value.key, caught.value.slot) == (5, "t5", 1)
     assert caught.value.chunk.startswith("chunk-")
@@ -504,9 +551,80 @@ def test_damage_is_a_bad_sample_and_a_lost_file_is_not(ten: Path, loader_of: Loa
     with pytest.raises(BadSample, match="position 0") as caught:
         list(loader)
     assert isinstance(caught.value.__cause__, Corrupt)
+    assert "liveset repair" in str(caught.value)
+    assert "delete" not in str(caught.value)
     first.unlink()
     with pytest.raises(NotFound, match=first.name):
         list(loader_of(liveset.StreamingDataset(ten), batch_size=2, on_error="skip"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_an_error_a_pass_is_over_and_goes_on_with_what_failed(ten: Path, loader_of: Loaders, workers: int) -> None:
+    lost = sorted(ten.glob("chunk-*"))[1]
+    whole = ids(loader_of(liveset.StreamingDataset(ten), batch_size=2, num_workers=workers))
+    away = lost.rename(ten / "away")
+    loader = loader_of(liveset.StreamingDataset(ten), batch_size=2, num_workers=workers)
+    batches = iter(loader)
+    for _ in range(3):
+        with pytest.raises(NotFound, match=lost.name):
+            list(batches)
+    del batches
+    away.rename(lost)
+    state = loader.state_dict()
+    assert 0 < state["num_samples_yielded"] < 10
+    assert loader.stats().batches == state["num_samples_yielded"] // 2
+    other = loader_of(liveset.StreamingDataset(ten), batch_size=2, num_workers=workers)
+    other.load_state_dict(state)
+    assert ids(other) == whole[loader.stats().batches :]
+
+
+STUCK = """
+import sys, threading
+import liveset
+from liveset.read.lightloader import StreamingDataLoader
+
+def wait(sample):
+    print("begun", flush=True)
+    threading.Event().wait(60)
+
+list(StreamingDataLoader(liveset.StreamingDataset(sys.argv[1], transform=wait), num_workers=2))
+"""
+
+
+def test_an_interrupt_does_not_wait_for_what_threads_read(ten: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", STUCK, ten], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2  # one of them at least in a thread
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == -signal.SIGINT
+        finally:
+            process.kill()
+
+
+def test_a_bad_sample_ends_a_pass_too(ten: Path, loader_of: Loaders) -> None:
+    bad = [5]
+    ds = liveset.StreamingDataset(ten, transform=lambda row: fail_at(row, tuple(bad)))
+    loader = loader_of(ds, batch_size=2)
+    batches = iter(loader)
+    assert ids([next(batches), next(batches)]) == [[0, 1], [2, 3]]
+    for _ in range(2):
+        with pytest.raises(BadSample, match="position 5"):
+            next(batches)
+    bad.clear()
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert ids(loader) == [[4, 5], [6, 7], [8, 9]]
+
+
+def test_erased_samples_are_told_as_such(tmp_path: Path, loader_of: Loaders) -> None:
+    path = make(tmp_path / "keyed", key="text")
+    before = liveset.StreamingDataset(path, version=1)
+    liveset.purge(path, ["t3"])
+    with pytest.raises(BadSample, match=r"position 3 \(.*\) was erased by a purge, for good: on_error='skip'") as caught:
+        list(loader_of(before, batch_size=2))
+    assert isinstance(caught.value.__cause__, Erased)
+    assert sorted(flat(loader_of(before, batch_size=2, on_error="skip"))) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
 # --- rates, leaks, other loaders ---------------------------------------------------------------------------------------------

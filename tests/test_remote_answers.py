@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -12,7 +13,7 @@ import pytest
 
 import liveset
 from liveset.errors import AccessDenied, CommitUnknown, DatasetError, StorageError, UnsafeStore
-from liveset.storage import Place, Swap, version_name
+from liveset.storage import Place, Swap, remote, version_name
 from liveset.testing.invariants import check_dataset
 from tests.support.remote import place_at, store_at
 from tests.support.services import RemoteFolder
@@ -242,3 +243,37 @@ def test_a_probe_is_sent_once(server: StubServer, place: Place) -> None:
     assert server.count(match="probe") == 0
     assert not [name for name in server.objects if re.search("probe|clock", name)]
     assert version_name(1) in {name.removeprefix("plays/") for name in server.objects}
+
+
+def test_the_second_place_in_a_bucket_is_not_probed(server: StubServer, place: Place) -> None:
+    server.forget()
+    write(Place(place.url.replace("plays", "other"), storage_options=place.storage_options, cache_dir=False))
+    assert server.count(match="probe") == 0
+
+
+def test_a_condition_that_must_fail_differs_in_all_that_may_count() -> None:
+    there = {"e_tag": '"a"', "version": "17"}
+    other = json.loads(remote._other(json.dumps(there)))
+    assert other.keys() == there.keys()
+    assert not other.items() & there.items()
+
+
+def test_a_refusal_after_a_lost_answer_tells_nothing(stub: StubServer) -> None:
+    """The put landed, and then the credentials expired: for its second send, and for the look at the head."""
+    store = store_at(stub.root / "plays", **IMPATIENT)
+    store.swap_head(b"one", None)
+    head = store.read_head()
+    assert head is not None
+    stub.act("500-after", match=FILES["head"])
+    stub.act("403-before", match=FILES["head"])
+    stub.act("403-before", method="GET", match=FILES["head"])
+    assert store.swap_head(b"two", head.tag) is Swap.UNKNOWN
+    assert stub.acts_left == 0
+    stub.act("403-before", match=FILES["head"])
+    assert store.swap_head(b"three", head.tag) is Swap.UNKNOWN, "another head stands there"
+    now = store.read_head()
+    assert now is not None
+    assert now.data == b"two"
+    stub.act("403-before", match=FILES["head"])
+    with pytest.raises(AccessDenied):
+        store.swap_head(b"three", now.tag)

@@ -17,7 +17,7 @@ import pytest
 
 import liveset
 from liveset.errors import AccessDenied, DatasetNotFound, NotFound, StorageError
-from liveset.storage import Place
+from liveset.storage import Place, Swap, requests
 from tests.support.remote import place_at, store_at
 from tests.support.services import BUCKET, RemoteFolder, WebServer, free_ports
 from tests.support.stores import Behind
@@ -387,6 +387,19 @@ def test_a_slow_download_is_not_an_outage(on_seaweedfs: RemoteFolder, behind_pro
     slow.download("large.bin", Sink(), len(got))  # type: ignore[attr-defined]
     assert time.monotonic() - begun > 2
     assert bytes(got) == bytes(10 << 20)
+
+
+def test_a_slow_upload_has_its_time(on_seaweedfs: RemoteFolder, behind_proxy: Behind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the answer to a small request may take."""
+    monkeypatch.setattr(requests, "TIMEOUT", 0.7)
+    folder, proxy = behind_proxy(on_seaweedfs)
+    slow = store_at(folder, retry_timeout=1)
+    data = os.urandom(5 << 20)
+    proxy.set(rate=3 << 20)
+    slow.write("large.bin", data)
+    assert slow.swap_head(data, None) is Swap.SWAPPED
+    proxy.reset()
+    assert slow.read("large.bin") == data
 
 
 def test_an_interrupt_does_not_wait_for_the_store(stub: StubServer) -> None:

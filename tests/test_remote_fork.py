@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -333,6 +335,36 @@ def test_a_helper_that_cannot_start_is_an_error(place: Place, monkeypatch: pytes
     def act() -> None:
         monkeypatch.setattr(helper, "_START", "raise SystemExit(3)")
         with pytest.raises(StorageError, match=r"s3://.*the process that sends the requests has ended"):
+            dataset[40]
+
+    run(act)
+
+
+def test_a_helper_finds_the_modules_of_its_parent(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """But what lies in the current folder is not taken for a module of Python."""
+    name = f"provider_{uuid.uuid4().hex}"
+    options = dict(place.storage_options or {})
+    keys = {"access_key_id": options.pop("access_key_id"), "secret_access_key": options.pop("secret_access_key")}
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / f"{name}.py").write_text(
+        f"class Provider:\n    def __call__(self):\n        return {dict(keys, token=None, expires_at=None)!r}\n"
+    )
+    (tmp_path / "queue.py").write_text("raise SystemExit('this is no module of Python')")
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    monkeypatch.chdir(tmp_path)
+    provider = importlib.import_module(name).Provider()
+    dataset = liveset.StreamingDataset(Place(place.url, storage_options={**options, "credential_provider": provider}, cache_dir=False))
+    use(dataset)
+    run(lambda: use(dataset, 20))
+
+
+def test_too_many_files_for_a_helper(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = liveset.StreamingDataset(place)
+    use(dataset)
+
+    def act() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+        with pytest.raises(StorageError, match=r"cannot reach s3://.* cannot be started or reached"):
             dataset[40]
 
     run(act)

@@ -48,9 +48,9 @@ class FarStore(WrappedStore):
     def remote(self) -> bool:
         return True
 
-    def map(self, name: str, size: int, content: str = "") -> memoryview:
+    def map(self, name: str, size: int, content: str = "", *, fresh: bool = False) -> memoryview:
         self.fetched.append(name)
-        return self.store.map(name, size, content)
+        return self.store.map(name, size, content, fresh=fresh)
 
     def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
         return self.store.map(name, size, content) if name in self.fetched else None

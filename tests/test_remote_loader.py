@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from typing import Any
 
 import pytest
 
 import liveset
 from liveset.read.lightloader import StreamingDataLoader as LightLoader
+from liveset.read.loading import _feed
 from liveset.storage import Place
 from tests.support.remote import place_at
 from tests.support.services import RemoteFolder
@@ -63,3 +65,20 @@ def test_the_chunks_that_a_worker_reads_next_are_fetched_ahead(place: Place) -> 
     chunks: Any = before._chunks
     assert [chunks._next.get(chunk) for chunk in read[:-1]] == read[1:]
     assert chunks._coming or all(chunks.get(chunk) for chunk in read[1:3])
+
+
+@pytest.mark.parametrize("done", [0, 3])
+def test_no_worker_fetches_ahead_what_only_another_one_reads(place: Place, done: int) -> None:
+    ds = liveset.StreamingDataset(place)
+    loader = LightLoader(ds, batch_size=5, num_workers=2)  # of 60 samples in chunks of 8: chunk 3 is cut
+    batches = iter(loader)
+    for _ in range(done):
+        next(batches)
+    loader.load_state_dict(loader.state_dict())
+    tasks = list(_feed(loader._begin(), deque()))
+    assert len(tasks) == 12 - done
+    parts = [{0, 1, 2, 3}, {3, 4, 5, 6, 7}]
+    for number, task in enumerate(tasks, done):
+        part = parts[number % 2]
+        assert {chunk for chunk, _ in task.places} <= part
+        assert task.ahead == tuple(range(task.places[-1][0], max(part) + 1))

@@ -366,3 +366,17 @@ def test_a_cache_does_not_lie_in_a_dataset(plays: Place, tmp_path: Path) -> None
         liveset.StreamingDataset(f"local:{local}", cache_dir=local / "cache")
     with pytest.raises(ValueError, match="is a dataset"):
         liveset.StreamingDataset(plays, cache_dir=local)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_file_that_is_damaged_in_the_cache_is_fetched_again(stub: StubServer, plays: Place, tmp_path: Path, verify: bool) -> None:
+    assert sum(1 for _ in liveset.StreamingDataset(plays)) == COUNT
+    files = list((tmp_path / "cache").rglob("*.cached"))
+    for file in files:
+        data = bytearray(file.read_bytes())
+        data[-9 if verify else 9] ^= 255
+        file.write_bytes(data)
+    stub.forget()
+    dataset = liveset.StreamingDataset(plays, verify_reads=verify)
+    assert [sample["n"] for sample in dataset] == list(range(COUNT))
+    assert len(gets(stub)) == 5

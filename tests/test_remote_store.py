@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import http.server
+import os
 import pickle
+import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
-from liveset.errors import Corrupt, StorageError
-from liveset.storage import Place, Store, Swap, is_inside, open_store
+from liveset.errors import Corrupt, NotFound, StorageError
+from liveset.format import codec
+from liveset.storage import Place, Store, Swap, has_ranges, is_inside, open_store
 from liveset.storage.location import parse_location
-from liveset.storage.requests import PART
+from liveset.storage.requests import PART, open_bucket
 from liveset.testing.conformance import StoreTests
 from tests.support.remote import store_at
 from tests.support.services import RemoteFolder, WebServer
@@ -51,6 +57,19 @@ class TestLocalSource(StoreTests):
         return open_store(Place(f"local:{tmp_path / 'dataset'}", cache_dir=tmp_path / "cache"))
 
 
+@contextmanager
+def serving(handler: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Host and port of a web server of this process."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 NAMES = ["a b", "a+b", "50%", "a%20b", "a#b", "a?b=c&d", "it's", "plays ä ü 日本", "{x}[y]", "a:b*~!", 'a"b', "a|b"]
 
 
@@ -81,6 +100,8 @@ def test_a_web_server_is_read(web: tuple[WebServer, Path], tmp_path: Path) -> No
         assert head is not None
         assert head.data == b"head"
         assert store.read("chunk-0.bin") == b"0123456789"
+        assert has_ranges(store) == ("norange" not in url)
+        assert store.read_ranges("chunk-0.bin", [(0, 2), (8, 2)]) == [b"01", b"89"]
         assert bytes(open_store(Place(url, cache_dir=tmp_path / "cache")).map("chunk-0.bin", 10)) == b"0123456789"
     store = open_store(Place(f"{server.tls_url}/plays%20ä%231", storage_options={"verify": str(server.ca)}, cache_dir=False))
     assert store.read("chunk-0.bin", 2, 3) == b"234"
@@ -89,6 +110,57 @@ def test_a_web_server_is_read(web: tuple[WebServer, Path], tmp_path: Path) -> No
         with pytest.raises(StorageError, match="can only be read"):
             act()
     assert (folder / "chunk-0.bin").exists()
+
+
+def test_a_lost_connection_to_a_server_without_ranges() -> None:
+    """It can only be asked for all of it again."""
+    data = bytes(range(256)) * 40_000
+    cuts = [data[: len(data) // 2], data[: len(data) // 3], data]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+            self.end_headers()
+            with suppress(OSError):  # whoever asked for a part leaves
+                self.wfile.write(data if self.headers["Range"] else cuts.pop(0))
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    with serving(Handler) as host:
+        store = open_store(Place(f"http://{host}/plays", cache_dir=False))
+        assert bytes(store.map("chunk-0.bin", len(data))) == data
+    assert not cuts
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_damaged_file_of_the_cache_is_fetched_again(stub: StubServer, tmp_path: Path, checked: bool) -> None:
+    data = bytes(range(256))
+    content = codec.checksum(data) if checked else "edition"
+    store = store_at(stub.root / "plays", tmp_path / "cache")
+    store.write("chunk-0.bin", data)
+    store.map("chunk-0.bin", len(data), content).release()
+    (file,) = (tmp_path / "cache").rglob("*.cached")
+    found = file.stat()
+    file.write_bytes(bytes(256))
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert bytes(store.map("chunk-0.bin", len(data), content)) == bytes(256)
+    stub.forget()
+    assert bytes(store.map("chunk-0.bin", len(data), content, fresh=True)) == data
+    assert stub.count("GET") == 1
+    assert bytes(store.map("chunk-0.bin", len(data), content)) == data
+    assert stub.count("GET") == 1
+
+
+def test_damage_at_the_store_names_the_url(stub: StubServer, tmp_path: Path) -> None:
+    store = store_at(stub.root / "plays", tmp_path / "cache")
+    store.write("chunk-0.bin", b"damaged")
+    with pytest.raises(Corrupt, match="is damaged where it is stored") as info:
+        store.map("chunk-0.bin", 7, codec.checksum(b"as told"))
+    assert info.value.file == f"{store.url}/chunk-0.bin"
+    assert str(info.value).startswith(info.value.file)
 
 
 def test_a_folder_is_not_one_whose_name_begins_the_same(remote_folder: RemoteFolder) -> None:
@@ -186,6 +258,8 @@ def test_urls(url: str, bucket: str, prefix: str) -> None:
         ("s3:///a", "names no bucket"),
         ("s3://bucket/a/../b", "no folders named"),
         ("https://host/a?sig=1", "%3F"),
+        ("https://host/a?b", "%3F"),
+        ("az://box/a?sv=1&sig=1", "sas_token"),
         ("r2://bucket/a", "account_id"),
     ],
 )
@@ -193,7 +267,8 @@ def test_urls_that_are_not_understood(url: str, said: str, monkeypatch: pytest.M
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     with pytest.raises(ValueError, match=said) as info:
         open_store(url)
-    assert url in str(info.value)
+    assert url.partition("?")[0] in str(info.value)
+    assert "sig=" not in str(info.value)
 
 
 def test_places_differ_by_endpoint_and_account() -> None:
@@ -223,6 +298,87 @@ def test_the_names_of_boto3_are_understood() -> None:
     }
     assert parse_location("s3://b/d", theirs) == parse_location("s3://b/d", ours)
     assert parse_location("s3://b/d", {"endpoint_url": "http://a"}, {"region_name": "eu-west-1"}).config["region"] == "eu-west-1"
+
+
+@pytest.mark.parametrize(
+    ("url", "variable", "one", "two"),
+    [
+        ("s3://b/d", "AWS_ENDPOINT_URL_S3", "http://a", "http://b"),
+        ("s3://b/d", "AWS_ENDPOINT_URL", "http://a", "http://b"),
+        ("s3://b/d", "AWS_ENDPOINT", "http://a", "http://b"),
+        ("gs://b/d", "GOOGLE_BASE_URL", "http://a", "http://b"),
+        ("az://b/d", "AZURE_STORAGE_ENDPOINT", "http://a", "http://b"),
+        ("az://b/d", "AZURE_STORAGE_ACCOUNT_NAME", "one", "two"),
+    ],
+)
+def test_the_environment_is_asked_once(url: str, variable: str, one: str, two: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, one)
+    first = parse_location(url)
+    monkeypatch.setenv(variable, two)
+    second = parse_location(url)
+    assert (first.endpoint, second.endpoint) == (one, two)
+    assert first.bucket_identity != second.bucket_identity
+    assert first.place != second.place
+    monkeypatch.delenv(variable)
+    again = pickle.loads(pickle.dumps(first))
+    assert again.endpoint == one, "in another process, too"
+
+
+def test_another_profile_is_another_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    profiles = [None, "one", "two"]
+    found = set()
+    for profile in profiles:
+        if profile is not None:
+            monkeypatch.setenv("AWS_PROFILE", profile)
+        else:
+            monkeypatch.delenv("AWS_PROFILE", raising=False)
+        found.add(parse_location("s3://b/d").bucket_identity)
+    assert len(found) == len(profiles)
+
+
+class Provider:
+    """Shows no secrets, and so looks like every other one."""
+
+    def __init__(self, secret: str) -> None:
+        self.secret = secret
+
+    def __repr__(self) -> str:
+        return "Provider()"
+
+    def __call__(self) -> dict[str, Any]:
+        return {"access_key_id": "me", "secret_access_key": self.secret, "token": None, "expires_at": None}
+
+
+def test_each_credential_provider_has_its_client() -> None:
+    old, new = Provider("old"), Provider("new")
+    places = [parse_location("s3://b/d", {"endpoint": "http://a", "credential_provider": provider}) for provider in (old, new, old)]
+    clients = [open_bucket(place) for place in places]
+    assert clients[0] is clients[2]
+    assert clients[0] is not clients[1]
+    again = pickle.loads(pickle.dumps(places[0]))
+    assert again.bucket_identity != places[0].bucket_identity, "it has a provider of its own"
+
+
+def test_a_password_in_a_url_is_used_and_not_shown() -> None:
+    asked: list[str | None] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.headers["Authorization"])
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    with serving(Handler) as host:
+        store = open_store(Place(f"http://bob:se%40cret@{host}/plays", cache_dir=False))
+        assert store.url == f"http://{host}/plays"
+        with pytest.raises(NotFound) as info:
+            store.read("a.bin")
+    assert asked == ["Basic " + base64.b64encode(b"bob:se@cret").decode()]
+    assert "cret" not in f"{info.value} {store!r} {Place(f'https://bob:se%40cret@{host}/plays')!r}"
 
 
 def test_what_lies_inside() -> None:

@@ -93,20 +93,20 @@ class Snapshot:
         _, name, buffer = self._stored(chunk)
         return name, buffer
 
-    def chunk(self, number: int) -> StoredFile:
+    def chunk(self, number: int, *, fresh: bool = False) -> StoredFile:
         """The file of one chunk; slicing its bytes gives bytes. A purge may have replaced it since the version was opened."""
         while True:
             record = self.index.chunks[number]
             try:
-                return self._stored(number)
+                return self._stored(number, fresh=fresh)
             except NotFound:
                 if not self.follow() and self.index.chunks[number] == record:  # or another thread has followed meanwhile
                     raise
 
-    def _stored(self, number: int) -> StoredFile:
+    def _stored(self, number: int, *, fresh: bool = False) -> StoredFile:
         record = self.index.chunks[number]
         try:
-            buffer = self.store.map(record.filename, 0 if self.index.compressed_files else record.size, self.content(record))
+            buffer = self.store.map(record.filename, 0 if self.index.compressed_files else record.size, self.content(record), fresh=fresh)
             return StoredFile(record, record.filename, plain_buffer(buffer))
         except NotFound as error:
             # The old tool inflates chunks that are compressed as a whole where they lie, and deletes the originals.
@@ -114,7 +114,7 @@ class Snapshot:
             if not self.index.compressed_files or inflated == record.filename:
                 raise self.gone(record.filename) from error
         try:
-            return StoredFile(record, inflated, plain_buffer(self.store.map(inflated, record.size, self.edition)))
+            return StoredFile(record, inflated, plain_buffer(self.store.map(inflated, record.size, self.edition, fresh=fresh)))
         except NotFound as error:
             raise self.gone(record.filename) from error
 
@@ -183,6 +183,8 @@ def open_snapshot(store: Store, version: Version | None = None) -> Snapshot:
         return _open_number(store, _tagged(store, version))
     if isinstance(version, datetime):
         return _open_number(store, _version_at(store, version))
+    if isinstance(version, bool):
+        raise ValueError(f"version={version} is neither a number, a tag nor a time.")
     return _open_number(store, operator.index(version))
 
 

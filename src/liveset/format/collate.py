@@ -35,8 +35,8 @@ def collate(samples: Sequence[Any], *, path: Path = ()) -> Any:
         named tuples of these, and lists in place of tuples.
 
     Raises:
-        CollateError: the samples are not alike, or hold what cannot be in a batch, such as None; ``field`` names the place.
-        KeyError: the first sample has a key that another one lacks.
+        CollateError: the samples are not alike, lack a field of the first one, or hold what cannot be in a batch, such as None; ``field``
+            names the place.
 
     Example:
         >>> collate([{"id": "a", "x": 1.5}, {"id": "b", "x": 2.0}])
@@ -53,13 +53,13 @@ def collate(samples: Sequence[Any], *, path: Path = ()) -> Any:
     if (torch := sys.modules.get("torch")) is not None and isinstance(first, torch.Tensor):
         return _stack_tensors(torch, samples, path)
     if isinstance(first, Mapping):
-        return _mapping(first, {key: collate([sample[key] for sample in samples], path=(*path, key)) for key in first})
+        return _mapping(first, {key: collate(_column(samples, key, path), path=(*path, key)) for key in first})
     if isinstance(first, Sequence):
         lengths = {len(sample) if isinstance(sample, Sequence) else None for sample in samples}
         if len(lengths) != 1 and not hasattr(first, "_fields"):
             raise _unlike(f"sequences of different lengths ({_some(lengths)})", path)
         return _sequence(first, [collate(column, path=(*path, i)) for i, column in enumerate(zip(*samples, strict=False))])
-    raise _unlike(f"{'None' if first is None else f'a {kind.__module__}.{kind.__qualname__}'}", path)
+    raise _unlike("None" if first is None else f"a {kind.__module__}.{kind.__qualname__}", path)
 
 
 def to_tensors(batch: Any) -> Any:
@@ -67,19 +67,22 @@ def to_tensors(batch: Any) -> Any:
 
     Raises:
         MissingDependency: torch is not installed.
-        TypeError: torch has no such dtype.
+        CollateError: torch has no such dtype; also a ``TypeError``.
     """
-    return _convert(batch, import_torch("A batch of tensors").from_numpy)
+    return _convert(batch, import_torch("A batch of tensors").from_numpy, ())
 
 
-def _convert(batch: Any, convert: Any) -> Any:
+def _convert(batch: Any, convert: Any, path: Path) -> Any:
     if type(batch) is np.ndarray:
-        return convert(batch)
+        try:
+            return convert(batch)
+        except TypeError as error:
+            raise _unlike(f"{batch.dtype}, for which torch has no dtype", path) from error
     if isinstance(batch, Mapping):
-        return _mapping(batch, {key: _convert(value, convert) for key, value in batch.items()})
+        return _mapping(batch, {key: _convert(value, convert, (*path, key)) for key, value in batch.items()})
     # A sequence of texts is a column; one of columns is a container.
     if isinstance(batch, Sequence) and not isinstance(batch, str | bytes) and not (batch and isinstance(batch[0], str | bytes)):
-        return _sequence(batch, [_convert(value, convert) for value in batch])
+        return _sequence(batch, [_convert(value, convert, (*path, i)) for i, value in enumerate(batch)])
     return batch
 
 
@@ -98,6 +101,16 @@ def _mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
         return type(like)(items)  # type: ignore[call-arg]
     except TypeError:
         return items
+
+
+def _column(samples: Sequence[Any], key: Any, path: Path) -> list[Any]:
+    try:
+        return [sample[key] for sample in samples]
+    except KeyError as error:
+        raise _unlike("values in some samples, and is missing in others", (*path, key)) from error
+    except (TypeError, IndexError) as error:
+        other = next((sample for sample in samples if not isinstance(sample, Mapping)), None)
+        raise _unlike(f"a mapping in some samples and {_named(other)} in others", path) from error
 
 
 def _sequence(like: Sequence[Any], columns: list[Any]) -> Any:
@@ -143,7 +156,7 @@ def _number_dtype(value: Any, path: Path) -> np.dtype[Any]:
     for kind, dtype in _DEFAULTS.items():
         if isinstance(value, kind):
             return dtype
-    raise _unlike(f"a number in some samples and {'None' if value is None else f'a {type(value).__name__}'} in others", path)
+    raise _unlike(f"a number in some samples and {_named(value)} in others", path)
 
 
 def _common(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
@@ -169,6 +182,10 @@ def _stack_tensors(torch: Any, samples: Sequence[Any], path: Path) -> Any:
         return torch.stack(list(samples))
     except (RuntimeError, TypeError) as error:
         raise _unlike(f"tensors that cannot be stacked ({error})", path) from error
+
+
+def _named(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _some(values: Iterable[Any]) -> str:

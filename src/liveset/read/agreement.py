@@ -9,32 +9,70 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any
 
-# The place that ranks tell each other things at keeps them: each pass over a dataset has a key of its own.
-_passes: Counter[str] = Counter()
+from liveset.errors import StateMismatch
+
 PATIENCE = timedelta(seconds=60)
 
+# Loaders of each dataset that this process has read, by their batches.
+_loaders: Counter[str] = Counter()
 
-def tell_version(path: str, version: int, version_id: str | None) -> tuple[int, str | None]:
-    """Return the version that rank 0 reads of a dataset in its pass with the same number; the own one without a process group.
+
+class Agreement:
+    """What the passes of one loader are called between the ranks.
 
     Nothing here is a collective operation: rank 0 never waits, and the others not for long, so that a loader which only one rank reads,
-    for instance to evaluate, is no trap.
+    for instance to evaluate, is no trap. A loader is known by what it reads, by its batches, and by how many such were read before it.
+
+    Args:
+        batches: what tells it from other loaders of the same dataset.
     """
-    store, rank = _ranks()
-    if store is None:
-        return version, version_id
-    _passes[path] += 1
-    key = f"liveset/{path}/{_passes[path]}"
-    if rank == 0:
-        store.set(key, json.dumps([version, version_id]))
-        return version, version_id
-    try:
-        store.wait([key], PATIENCE)
-    except Exception as error:  # each kind of store has its own
-        warnings.warn(f"rank 0 does not read {path}, so that nobody knows whether all ranks read one version of it: {error}", stacklevel=5)
-        return version, version_id
-    number, name = json.loads(store.get(key))
-    return number, name
+
+    def __init__(self, batches: str) -> None:
+        self._batches = batches
+        self._names: dict[str, str] = {}
+        # The place that ranks tell each other things at keeps them: each pass has a key of its own, also one that is repeated.
+        self._passes: Counter[str] = Counter()
+        self._told: dict[str, int] = {}
+
+    def tell(self, url: str, epoch: int, version: int, version_id: str | None) -> tuple[int, str | None]:
+        """Return the version that rank 0 reads of a dataset in this epoch; the own one without a process group.
+
+        Raises:
+            StateMismatch: it is another one than here, and older than what rank 0 read before.
+        """
+        store, rank = _ranks()
+        if store is None:
+            return version, version_id
+        if url not in self._names:
+            loader = f"liveset/{url}/{self._batches}"
+            _loaders[loader] += 1
+            self._names[url] = f"{loader}/{_loaders[loader]}"
+        name = f"{self._names[url]}/{epoch}"
+        self._passes[name] += 1
+        key = f"{name}/{self._passes[name]}"
+        if rank == 0:
+            store.set(key, json.dumps([version, version_id]))
+            return version, version_id
+        try:
+            store.wait([key], PATIENCE)
+        except Exception as error:  # each kind of store has its own
+            warnings.warn(
+                f"rank 0 does not read {url} in the same loop, so that nobody knows whether all ranks read one version of it. Read the "
+                f"same loaders on all ranks, and those of one rank alone with rank=0, world_size=1: {error}",
+                stacklevel=5,
+            )
+            return version, version_id
+        number, told_id = json.loads(store.get(key))
+        # That this rank is ahead is usual: somebody commits while all of them refresh. But rank 0 does not go back.
+        before = self._told.get(url, 0)
+        if number < before and number != version:
+            raise StateMismatch(
+                f"rank 0 reads version {number} of {url}, and this rank version {version}, after both read version {before}: these cannot "
+                "be the same loop. Read the same loaders in the same order on all ranks, and those of one rank alone with rank=0, "
+                "world_size=1; or open the dataset with version= on all ranks."
+            )
+        self._told[url] = number
+        return number, told_id
 
 
 def _ranks() -> tuple[Any, int]:

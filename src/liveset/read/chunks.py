@@ -18,7 +18,7 @@ from liveset.format.schema import Decoder
 from liveset.lease import Lease
 from liveset.read.fetch import Job, run_all, submit
 from liveset.snapshot import Snapshot
-from liveset.storage import cache_limit
+from liveset.storage import cache_limit, has_ranges
 
 # A map costs a file descriptor and no memory of its own; an inflated file costs its size.
 MAX_OPEN = 128
@@ -118,7 +118,13 @@ class OpenChunks:
                 self._open.clear()
                 self._held.clear()
             record, buffer = self._file(number)
-        chunk = open_chunk(buffer, record, self._decoder, self._compression)
+        try:
+            chunk = open_chunk(buffer, record, self._decoder, self._compression)
+        except Corrupt:
+            if not self._snapshot.store.remote:
+                raise
+            record, buffer = self._fetch(number, fresh=True)
+            chunk = open_chunk(buffer, record, self._decoder, self._compression)
         if record.erased:
             chunk = _Purged(chunk, frozenset(record.erased), partial(self._snapshot.erased, number))
         # What was fetched counts too: it is in memory, or cannot leave the cache as long as it is open.
@@ -146,12 +152,15 @@ class OpenChunks:
         if not self._verify:
             return record, buffer
         data = bytes(buffer[:])
+        if record.check and codec.checksum(data) != record.check and self._snapshot.store.remote:
+            record, buffer = self._fetch(number, fresh=True)
+            data = bytes(buffer[:])
         if record.check and codec.checksum(data) != record.check:
             raise Corrupt(f"{record.filename} is damaged: its checksum differs from the index.", file=record.filename)
         return record, data
 
-    def _fetch(self, number: int) -> tuple[ChunkRecord, Buffer]:
-        record, _, buffer = self._snapshot.chunk(number)
+    def _fetch(self, number: int, *, fresh: bool = False) -> tuple[ChunkRecord, Buffer]:
+        record, _, buffer = self._snapshot.chunk(number, fresh=fresh)
         return record, buffer
 
     def _fetch_ahead(self, number: int) -> None:
@@ -176,7 +185,7 @@ class OpenChunks:
             return None
         if store.cached(record.filename, record.size, self._snapshot.content(record)) is not None:
             return None
-        if record.size <= 2 * REQUEST or (size := ranged_head(record)) > record.size // 2:
+        if record.size <= 2 * REQUEST or (size := ranged_head(record)) > record.size // 2 or not has_ranges(store):
             return None
         try:
             # Only other programs hide Arrow rows in a chunk; the end tells.

@@ -13,6 +13,7 @@ from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Rules, Run
 from liveset.read.mixing import MixRules
 from liveset.read.mixture import Mixture
+from liveset.read.options import transformed
 from liveset.read.picked import Layout
 
 BatchingMethod = Literal["stratified", "per_stream"]
@@ -158,7 +159,4 @@ class _Transformed:
     transforms: Sequence[Callable[[Any], Any]]
 
     def read(self, slot: int) -> Any:
-        sample = self.chunk.read(slot)
-        for transform in self.transforms:
-            sample = transform(sample)
-        return sample
+        return transformed(self.chunk.read(slot), self.transforms)

@@ -18,7 +18,7 @@ from liveset.keystore import open_keys
 from liveset.read.grid import find_ranks
 from liveset.read.keys import KeyView
 from liveset.read.opened import Settings, open_input
-from liveset.read.options import AHEAD, check_dataset_options, resolve_window
+from liveset.read.options import AHEAD, check_dataset_options, check_drop_last, check_seed, resolve_window
 from liveset.read.picked import KeySplit, Picked, Slots, recount
 from liveset.read.plan import Region, subsample_regions
 from liveset.read.training import Training
@@ -110,14 +110,14 @@ class StreamingDataset(Training):
             },
         )
         self._window = resolve_window(item_shuffle_window)
-        self.shuffle, self.drop_last, self.seed = shuffle, drop_last, seed
+        self.shuffle, self.drop_last, self.seed = shuffle, check_drop_last(drop_last), check_seed(seed)
         self.batch_size, self.num_workers, self.current_epoch = 1, 1, 1
         ahead = max(max_pre_download, AHEAD) if max_pre_download else 0
         self._settings = Settings(
             None if fields is None else check_names("fields", fields), allow_pickle, serializers, verify_reads, pin, ahead
         )
         # None in a dataset that cannot move to another version.
-        self._subsampled: tuple[float, bool, int] | None = (subsample, shuffle, seed)
+        self._subsampled: tuple[float, bool, int] | None = (subsample, shuffle, self.seed)
         place = Place.of(
             input_dir,
             storage_options=storage_options,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count, islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -103,6 +103,10 @@ class Epoch:
         """Return the regions that each worker of a rank reads, in their order; nothing where samples were dealt out again."""
         return self._first.streams(rank) if len(self.stretches) == 1 else []
 
+    def turns(self, rank: int) -> Iterator[int]:
+        """Yield whose turn each of these batches is, as places in ``streams``; nothing where there are none."""
+        return self._first.turns(rank, self._now.batches) if len(self.stretches) == 1 else iter(())
+
     def _begins(self, rank: int, done: int) -> Iterator[int]:
         world, _, batch, _ = self._now
         return ((step * world + rank) * batch for step in range(done, self.count(rank)))
@@ -152,6 +156,9 @@ class Dealt(Protocol):
     def streams(self, rank: int) -> list[list[int]]:
         """Return the regions that each worker of a rank reads, in their order."""
 
+    def turns(self, rank: int, done: int) -> Iterator[int]:
+        """Yield which worker of a rank reads each of its batches, but for the first few."""
+
 
 class FirstGrid:
     """The rules of the old tool: workers in global order get neighbouring parts, and a rank takes batches of its workers in turn."""
@@ -183,24 +190,28 @@ class FirstGrid:
         return self._counts[rank * self._workers : (rank + 1) * self._workers]
 
     def count(self, rank: int) -> int:
-        return sum(-(-samples // self._batch) for samples in self.counts_of(rank))
+        return sum(self._batches_of(rank))
 
     def samples(self, rank: int, batches: int) -> int:
         return batches * self._batch if batches < self.count(rank) else sum(self.counts_of(rank))
 
     def batches(self, rank: int, done: int) -> Iterator[list[Run]]:
-        counts = [-(-samples // self._batch) for samples in self.counts_of(rank)]
-        given = taken(counts, done)
         streams = []
-        for worker, batches in enumerate(given, rank * self._workers):
+        for worker, batches in enumerate(taken(self._batches_of(rank), done), rank * self._workers):
             begin, end = self._begins[worker : worker + 2]
             streams.append(_batched(self._read(begin, end, batches * self._batch), self._batch))
-        for turn in count(min(given)):
-            if turn >= max(counts):
-                return
-            for stream, first, stop in zip(streams, given, counts, strict=True):
+        return (next(streams[worker]) for worker in self.turns(rank, done))
+
+    def turns(self, rank: int, done: int) -> Iterator[int]:
+        counts = self._batches_of(rank)
+        given = taken(counts, done)
+        for turn in range(min(given), max(counts)):
+            for worker, (first, stop) in enumerate(zip(given, counts, strict=True)):
                 if first <= turn < stop:
-                    yield next(stream)
+                    yield worker
+
+    def _batches_of(self, rank: int) -> list[int]:
+        return [-(-samples // self._batch) for samples in self.counts_of(rank)]
 
     def streams(self, rank: int) -> list[list[int]]:
         walk, _ = self._dealt

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal, TypeAlias, get_args
 
-from liveset.errors import KeyNotFound, StateMismatch, name_some
+from liveset.errors import KeyNotFound, SampleError, StateMismatch, name_some
 from liveset.format.chunk import Chunk
+from liveset.format.infer import JSON, join
+from liveset.format.schema import Schema
 from liveset.format.tree import Branch
 from liveset.keystore import KeyStore, open_keys
 from liveset.lease import Lease
+from liveset.read.agreement import Agreement
 from liveset.read.chunks import OpenChunks
 from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Stretch
-from liveset.read.options import check_dataset_options
+from liveset.read.options import check_dataset_options, transformed
 from liveset.read.picked import Layout
 from liveset.read.plan import DEFAULT_WINDOW, Region
 from liveset.read.state import Progress, to_state
@@ -48,24 +52,38 @@ class _Side:
     def join(self, sample: Any, place: _Place) -> Any:
         other = None
         if place is not None:
-            other = self.dataset.chunk(place[0]).read(place[1])
-            for transform in self.dataset.transforms:
-                other = transform(other)
+            other = transformed(self.dataset.chunk(place[0]).read(place[1]), self.dataset.transforms)
         return self.put_together(sample, other)
 
     def put_together(self, sample: Any, other: Any) -> Any:
-        for transform in self.before:
-            sample = transform(sample)
+        sample = transformed(sample, self.before)
         if self.combine is not None:
             return self.combine(sample, other)
         if isinstance(sample, dict) and (isinstance(other, dict) or (other is None and self._names() is not None)):
-            return sample | (other if other is not None else dict.fromkeys(self._names() or ()))
+            return sample | (other if other is not None else {name: None for name in self._names() or () if name not in sample})
         return sample, other
+
+    def join_schema(self, base: Schema | None) -> Schema | None:
+        """Return the schema of the joined samples; None if nobody knows it."""
+        other, names = self.dataset.schema, self._names()
+        if base is None or other is None or self.combine is not None:
+            return None
+        mine, theirs = base.root, other.root
+        if names is None or not isinstance(mine, Branch) or not isinstance(theirs, Branch) or mine.keys is None or theirs.keys is None:
+            return Schema(Branch("tuple", (mine, theirs)))
+        fields = dict(zip(mine.keys, mine.children, strict=True))
+        added = {name: child for name, child in zip(theirs.keys, theirs.children, strict=True) if name in names}
+        if self.missing == "none":
+            for name, node in added.items():
+                with suppress(SampleError):  # no schema has both
+                    added[name] = join(node, fields.get(name, JSON))
+        fields |= added
+        return Schema(Branch(mine.kind, tuple(fields.values()), tuple(fields), mine.option))
 
     def _names(self) -> list[Any] | None:
         """Return the names that its samples have; None if they are no dictionaries."""
         schema, chosen = self.dataset.schema, self.dataset.chosen_fields
-        if schema is None or not isinstance(schema.root, Branch) or schema.root.kind != "dict" or schema.root.keys is None:
+        if schema is None or not isinstance(schema.root, Branch) or schema.root.keys is None:
             return None
         names = schema.root.keys
         return [name for name in names if chosen is None or any(f == name or f.startswith((f"{name}.", f"{name}[")) for f in chosen)]
@@ -84,7 +102,7 @@ class JoinedStreamingDataset(StreamingDataset):
         base: what is read, in its order; a joined dataset may be joined again.
         side: where the other half of each sample is looked up; only its keys, its version and its transforms matter.
         missing: what is done with samples whose keys ``side`` lacks: "raise" refuses to begin, and names some of them; "drop" leaves them
-            out; "none" joins them with None: in a dictionary all fields of ``side`` are None then.
+            out; "none" joins them with None: in a dictionary the fields that ``side`` alone has are None then.
         combine: makes a sample of the two samples.
         transform: a callable, or a list of them, applied to each joined sample in turn.
 
@@ -165,15 +183,23 @@ class JoinedStreamingDataset(StreamingDataset):
             raise
         return True
 
-    def agree(self) -> None:
+    @property
+    def schema(self) -> Schema | None:
+        """Fields and leaf types of the joined samples, as the datasets store them; None where ``combine`` makes the samples."""
+        schema = super().schema
+        for side in self._sides:
+            schema = side.join_schema(schema)
+        return schema
+
+    def agree(self, agreement: Agreement, epoch: int) -> None:
         """Move both datasets to the versions that rank 0 reads."""
         sides = tuple(replace(side, dataset=copy.copy(side.dataset)) for side in self._sides)
         for side in sides:
-            side.dataset.agree()
+            side.dataset.agree(agreement, epoch)
         if any(a.dataset.opened is not b.dataset.opened for a, b in zip(sides, self._sides, strict=True)):
             self._sides = sides
             self._wrap()
-        super().agree()
+        super().agree(agreement, epoch)
 
     def state_of(self, progress: Progress, workers: int) -> dict[str, Any]:
         sides = [side.dataset for side in self._sides]

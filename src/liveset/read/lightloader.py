@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from liveset.format.collate import collate
-from liveset.read.loading import Loader, refuse_profiling
+from liveset.read.fetch import Job
+from liveset.read.loading import Loader, refuse_orders, refuse_profiling
 from liveset.read.reader import BatchReader, Collate, Fetched, OnError, Task, Together
+
+# Arguments of torch's DataLoader besides those that both loaders name.
+_OF_TORCH = frozenset("sampler batch_sampler timeout worker_init_fn multiprocessing_context generator pin_memory_device in_order".split())
 
 
 class StreamingDataLoader(Loader):
@@ -32,7 +39,7 @@ class StreamingDataLoader(Loader):
         world_size: number of ranks.
         pad: repeat samples until all ranks have the same number of whole batches.
         on_error: "skip" leaves out samples that cannot be read.
-        **options: others of torch's, which have no effect.
+        **options: others of torch's ``DataLoader``, which have no effect.
     """
 
     def __init__(
@@ -58,6 +65,10 @@ class StreamingDataLoader(Loader):
         **options: Any,
     ) -> None:
         refuse_profiling([("profile_batches", profile_batches), ("profile_cprofile", profile_cprofile)])
+        refuse_orders(options)
+        for name in options:
+            if name not in _OF_TORCH:
+                raise TypeError(f"StreamingDataLoader.__init__() got an unexpected keyword argument {name!r}")
         self._configure(
             dataset,
             batch_size=batch_size,
@@ -86,17 +97,32 @@ class StreamingDataLoader(Loader):
 
 
 def _read_ahead(reader: BatchReader, batches: Iterator[Task], threads: int, ahead: int) -> Iterator[Fetched]:
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="liveset-loader")
+    waiting: deque[Job[Fetched]] = deque()
+    jobs: SimpleQueue[Job[Fetched] | None] = SimpleQueue()
+    # Those of an executor would keep the process from ending until all that they have asked for is there.
+    for _ in range(threads):
+        threading.Thread(target=_work, args=(jobs,), name="liveset-loader", daemon=True).start()
     try:
-        waiting: deque[Future[Fetched]] = deque()
         for task in batches:
-            waiting.append(pool.submit(reader.__getitem__, task))
+            job = Job(partial(reader.__getitem__, task))
+            waiting.append(job)
+            jobs.put(job)
             if len(waiting) > ahead:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        with suppress(Empty):
+            while True:
+                jobs.get_nowait()
+        for _ in range(threads):
+            jobs.put(None)
+
+
+def _work(jobs: SimpleQueue[Job[Fetched] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job.run()
+        del job
 
 
 def _single(samples: list[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 import weakref
@@ -12,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Self, get_args
 
 from liveset.errors import BadSample, StateMismatch
+from liveset.read.agreement import Agreement
 from liveset.read.epoch import Epoch, Stretch
 from liveset.read.grid import check_ranks, find_ranks
 from liveset.read.mixture import Mixture
+from liveset.read.options import check_drop_last, check_epoch
 from liveset.read.reader import BatchReader, Collate, Fetched, OnError, Task, Together
 from liveset.read.state import Progress, next_stretches
 from liveset.read.training import Training, check_rank
@@ -104,41 +107,55 @@ class Pass(Iterator[Any]):
     def __init__(self, position: Position, meter: Meter, fetched: Iterator[Fetched], sizes: deque[float]) -> None:
         self._position, self._meter, self._sizes = position, meter, sizes
         self._fetched: Iterator[Fetched] | None = fetched
+        self._failed: BaseException | None = None
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
+        if self._failed is not None:
+            raise _again(self._failed)
+        if self._fetched is None:
+            raise StopIteration
+        try:
+            return self._next(self._fetched)
+        except StopIteration:
+            self._position.finished, self._fetched = True, None
+            self._meter.stop()
+            raise
+        except BaseException as error:
+            # What failed is neither read nor counted, and what was read ahead would follow in its place: nothing comes after an error.
+            self._failed, self._fetched = _again(error), None
+            self._meter.stop()
+            raise
+
+    def _next(self, results: Iterator[Fetched]) -> Any:
         meter = self._meter
-        while self._fetched is not None:
+        while True:
             began = time.perf_counter()
-            try:
-                fetched = next(self._fetched)
-            except StopIteration:
-                self._position.finished, self._fetched = True, None
-                meter.stop()
-                break
+            fetched = next(results)
             meter.waited += time.perf_counter() - began
-            self._position.batches += 1
-            size = self._sizes.popleft()
             if (error := fetched.error) is not None:
                 del fetched
                 try:
                     raise error
                 finally:
                     del error  # or it would refer to itself through this frame, and workers would stay until the garbage is collected
+            if not fetched.samples:
+                self._check_skip(fetched.skipped[0])
+            self._position.batches += 1
+            size = self._sizes.popleft()
             meter.skipped += len(fetched.skipped)
             if fetched.samples:
                 meter.batches += 1
                 meter.samples += fetched.samples
                 meter.bytes += size
                 return fetched.batch
-            self._check_skip(fetched.skipped[0])
-        raise StopIteration
 
     def become(self, other: Pass) -> None:
         """Go on as another pass, which nobody else reads."""
         self._position, self._meter, self._fetched, self._sizes = other._position, other._meter, other._fetched, other._sizes
+        self._failed = other._failed
 
     def _check_skip(self, first: BadSample) -> None:
         if self._position.epoch.stretches[-1].world > 1:
@@ -149,14 +166,24 @@ class Pass(Iterator[Any]):
             )
 
 
+def _again(error: BaseException) -> BaseException:
+    """Return an error that says the same, without the frames of this one, which would keep workers until the garbage is collected."""
+    try:
+        again = copy.copy(error)
+    except Exception:  # not all can be copied
+        again = None
+    return again if type(again) is type(error) else RuntimeError(f"this pass has ended with {type(error).__name__}: {error}")
+
+
 def _feed(position: Position, sizes: deque[float]) -> Iterator[Task]:
     """Yield the tasks of a pass, and note how large the batches are."""
     dataset = position.dataset
-    following = dataset.following(position.epoch, position.rank) if isinstance(dataset, Training) else {}
+    following = dataset.following(position.epoch, position.rank)
+    turns = position.epoch.turns(position.rank) if following else iter(())
     for runs in position.epoch.batches(position.rank):
         places = dataset.places(runs)
         sizes.append(sum(dataset.sample_size(chunk) * len(slots) for chunk, slots in places))
-        yield Task(places, _chain(following, places[-1][0]) if following else ())
+        yield Task(places, _chain(following[next(turns)], places[-1][0]) if following else ())
 
 
 def _chain(following: Mapping[int, int], chunk: int) -> tuple[int, ...]:
@@ -200,6 +227,11 @@ class Loader(ABC):
             raise ValueError(f"batch_size must be a number of samples, at least 1. Found {batch_size!r}.")
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
             raise ValueError(f"num_workers must be a number, at least 0. Found {num_workers!r}.")
+        if shuffle is not None and not isinstance(shuffle, bool):
+            raise ValueError(f"shuffle must be True, False or None. Found {shuffle!r}.")
+        check_drop_last(drop_last)
+        if not isinstance(pad, bool):
+            raise ValueError(f"pad must be True or False. Found {pad!r}.")
         if on_error not in get_args(OnError):
             raise ValueError(f'on_error must be "raise" or "skip". Found {on_error!r}.')
         if (rank is None) != (world_size is None):
@@ -216,6 +248,7 @@ class Loader(ABC):
         self._width: int = max(sizes) if several else sizes
         dataset.set_num_workers(num_workers)
         self._pad, self._on_error = pad, on_error
+        self._agreement = Agreement(f"{num_workers}x{self._width}")
         self._meter = Meter(0)
         self._latest: Callable[[], Pass | None] = nobody
         self.current_epoch = 0
@@ -263,15 +296,18 @@ class Loader(ABC):
         dataset: Training = self.dataset
         if progress is not None and not progress.finished:
             return dataset.epoch(progress.rules, next_stretches(progress, world, workers, self._width))
-        number = (progress.rules.epoch if progress is not None else self.current_epoch) + 1
-        return dataset.epoch(dataset.rules(number, pad=self._pad), (Stretch(world, workers, self._width, 0),))
+        rules = dataset.rules(self._upcoming(progress), pad=self._pad)
+        return dataset.epoch(rules, (Stretch(world, workers, self._width, 0),))
+
+    def _upcoming(self, progress: Progress | None) -> int:
+        """Return the number of the epoch that comes after all that was read."""
+        return (progress.rules.epoch if progress is not None else self.current_epoch) + 1
 
     def _begin(self) -> Position:
         world, rank = self._grid()
         progress = self._loaded or self.dataset.take_resumed() or self._left()
         if world > 1 and (progress is None or progress.finished):  # a state names its version
-            for dataset in getattr(self.dataset, "datasets", [self.dataset]):
-                dataset.agree()
+            self.dataset.agree(self._agreement, self._upcoming(progress))
         epoch = self._next(progress)
         self._check(epoch, world, rank)
         if progress is not None and not progress.finished:
@@ -308,7 +344,7 @@ class Loader(ABC):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch (from 1) of the next pass; ignored while a state is loaded, which says where to go on."""
         if self._loaded is None:
-            self.current_epoch = epoch - 1
+            self.current_epoch = check_epoch(epoch) - 1
 
     def _tell_epoch(self, epoch: int) -> None:
         """Move on to an epoch that a trainer begins; also a pass of which nothing has been read. Never back.
@@ -395,6 +431,17 @@ class Loader(ABC):
 
 def nobody() -> None:
     """Stand for a weak reference to what is not there."""
+
+
+def refuse_orders(options: Mapping[str, Any]) -> None:
+    """Refuse arguments of torch that would have it read in another order."""
+    for name in ("sampler", "batch_sampler"):
+        if options.get(name) is not None:
+            raise ValueError(
+                f"{name}= cannot steer a StreamingDataset: give torch's DataLoader dataset.as_map(), or read dataset.subset(positions)."
+            )
+    if not options.get("in_order", True):
+        raise ValueError("in_order=False is not possible: states count batches in their order.")
 
 
 def refuse_profiling(options: Iterable[tuple[str, Any]]) -> None:

@@ -158,6 +158,10 @@ class _MixedGrid:
         """Return nothing: datasets take turns, so that no region is followed by one other."""
         return []
 
+    def turns(self, rank: int, done: int) -> Iterator[int]:
+        """Yield nothing, as there are no streams."""
+        return iter(())
+
     def _numbers(self, rank: int, done: int) -> Iterator[Numbers]:
         blends = self._of_rank(rank)
         counts = [blend.count for blend in blends]

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from liveset.errors import StateMismatch
+from liveset.read.agreement import Agreement
 from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Rules, Run, Stretch
 from liveset.read.grid import detect_grid, find_ranks, worker_info
 from liveset.read.mixing import MixedEpoch, MixRules
+from liveset.read.options import check_epoch
 from liveset.read.plan import Grid
 from liveset.read.state import Progress, next_stretches, to_state
 from liveset.read.training import Training, check_rank
@@ -147,9 +149,14 @@ class Mixture(ABC):
             self._seen = now
         return self._seen
 
-    def following(self, epoch: MixedEpoch, rank: int) -> dict[int, int]:
-        """Return for each chunk which one a worker reads after it."""
-        return {}
+    def following(self, epoch: MixedEpoch, rank: int) -> list[dict[int, int]]:
+        """Return nothing: datasets take turns, so that no chunk is followed by one other."""
+        return []
+
+    def agree(self, agreement: Agreement, epoch: int) -> None:
+        """Move all datasets to the versions that rank 0 reads in this epoch of its loader."""
+        for dataset in self.datasets:
+            dataset.agree(agreement, epoch)
 
     def batch_decoder(self, collate: Callable[[Sequence[Any]], Any]) -> Any:
         """Return what decodes whole batches of the samples."""
@@ -302,7 +309,7 @@ class Mixture(ABC):
 
     def set_epoch(self, current_epoch: int) -> None:
         """Choose the epoch (from 1) of the next pass."""
-        self.current_epoch = current_epoch
+        self.current_epoch = check_epoch(current_epoch)
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off, in all datasets, for the next pass."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import operator
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, SupportsIndex
 
 from liveset.read.plan import DEFAULT_WINDOW
 
@@ -32,6 +34,39 @@ def check_dataset_options(*, shuffle: Any, subsample: Any, transform: Any, later
         if not callable(function):
             raise ValueError(f"Transform should be a callable. Found {function!r}.")
     return chosen
+
+
+def transformed(sample: Any, transforms: Iterable[Callable[[Any], Any]]) -> Any:
+    """Return a sample to which the transforms were applied in turn."""
+    for transform in transforms:
+        sample = transform(sample)
+    return sample
+
+
+def failed_in_transform(error: BaseException) -> bool:
+    """Whether this came out of ``transformed``."""
+    return any(frame.f_code is transformed.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def check_seed(seed: Any) -> int:
+    """Return the seed of an order as an int; ``ValueError`` for what is none."""
+    if isinstance(seed, bool) or not isinstance(seed, SupportsIndex) or not 0 <= operator.index(seed) < 2**32:
+        raise ValueError(f"seed must be an integer, at least 0 and below 2**32. Found {seed!r}.")
+    return operator.index(seed)
+
+
+def check_drop_last(drop_last: Any) -> bool | None:
+    """Return what was given, if that can be; ``ValueError`` else."""
+    if drop_last is not None and not isinstance(drop_last, bool):
+        raise ValueError(f"drop_last must be True, False or None. Found {drop_last!r}.")
+    return drop_last
+
+
+def check_epoch(epoch: Any) -> int:
+    """Return the number of an epoch as an int; ``ValueError`` for what is none."""
+    if isinstance(epoch, bool) or not isinstance(epoch, SupportsIndex) or not 1 <= operator.index(epoch) < 2**32:
+        raise ValueError(f"an epoch is a number from 1 on. Found {epoch!r}.")
+    return operator.index(epoch)
 
 
 def resolve_window(value: str | int | None) -> int:

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Rules, Run
 from liveset.read.mixing import ROW, MixRules
 from liveset.read.mixture import Mixture
+from liveset.read.options import transformed
 from liveset.read.plan import Offsets
 
 
@@ -27,8 +29,9 @@ class ParallelStreamingDataset(Mixture):
             never ends. By default as many as the shortest dataset has samples.
         force_override_state_dict: only warn where a state that is loaded differs in a setting.
         transform: called with each tuple, its result is the sample. If it takes two arguments, the second is a mapping with seeded random
-            generators, ``random`` (of Python), ``numpy`` and ``torch``. They are new for each tuple, a function of ``seed``, epoch and
-            tuple, so that a run that goes on from a state has the same random numbers as one that never stopped.
+            generators, ``random`` (of Python), ``numpy`` and ``torch``. They are new for each tuple, a function of ``seed``, epoch,
+            worker and the number of the tuple there, so that a run that goes on from a state has the same random numbers as one that never
+            stopped.
         seed: of these generators.
         resume: with ``length``, an epoch begins where the one before ended or was left, in each dataset. False begins each with the first
             samples again.
@@ -119,15 +122,13 @@ class ParallelStreamingDataset(Mixture):
         samples = []
         for number, dataset in enumerate(self.datasets):
             at = ROW + 2 * number
-            sample = dataset.chunk(row[at]).read(row[at + 1])
-            for transform in dataset.transforms:
-                sample = transform(sample)
-            samples.append(sample)
+            samples.append(transformed(dataset.chunk(row[at]).read(row[at + 1]), dataset.transforms))
         if self.transform is None:
             return tuple(samples)
         if not self._takes_rngs:
-            return self.transform(tuple(samples))
-        return self.transform(tuple(samples), Generators(self.seed, 0 if self.reset_rngs else row[0], row[1]))
+            return transformed(tuple(samples), (self.transform,))
+        rngs = Generators(self.seed, 0 if self.reset_rngs else row[0], row[1])
+        return transformed(tuple(samples), (partial(_with, rngs, self.transform),))
 
     def _settings(self, rules: MixRules) -> dict[str, Any]:
         return {"seed": rules.seed, "length": rules.length, "resume": rules.go_on}
@@ -179,6 +180,10 @@ class Generators(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+
+def _with(rngs: Generators, transform: Callable[..., Any], samples: Any) -> Any:
+    return transform(samples, rngs)
 
 
 def _arguments(transform: Callable[..., Any]) -> int:

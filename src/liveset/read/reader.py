@@ -10,9 +10,21 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from liveset.errors import BadSample, DatasetError, MissingDependency, NotFound, PickleRefused, StorageError, UnsupportedFormat
+from liveset.errors import (
+    BadSample,
+    CollateError,
+    Corrupt,
+    DatasetError,
+    Erased,
+    MissingDependency,
+    NotFound,
+    PickleRefused,
+    StorageError,
+    UnsupportedFormat,
+)
 from liveset.format.batch import BatchDecoder, part_of
 from liveset.read.epoch import Run
+from liveset.read.options import failed_in_transform, transformed
 from liveset.read.training import Training
 
 OnError: TypeAlias = Literal["raise", "skip"]
@@ -21,8 +33,8 @@ Collate: TypeAlias = Callable[[list[Any]], Any]
 # What says nothing about a single sample: the storage, the installation, or the arguments of the dataset.
 _NOT_THE_SAMPLE = (NotFound, StorageError, MissingDependency, PickleRefused, UnsupportedFormat)
 
-# What the C library keeps at most is twice this; larger blocks have no effect on it.
-_KEPT = 31 << 20
+# The C library keeps up to twice this; blocks of 32 MB and more have no effect on it.
+_BLOCK = 31 << 20
 
 
 class Task(NamedTuple):
@@ -44,13 +56,13 @@ class Fetched(NamedTuple):
         batch: as the loop gets it.
         samples: how many are in it.
         skipped: samples that were left out because they could not be read.
-        error: the sample that could not be read, where that ends the loop.
+        error: the sample that could not be read, or the samples that make no batch, where that ends the loop.
     """
 
     batch: Any
     samples: int
     skipped: tuple[BadSample, ...] = ()
-    error: BadSample | None = None
+    error: BadSample | CollateError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +108,7 @@ class BatchReader:
             self.dataset.expect(task.ahead)
         if not self._began:
             self._began = True
-            keep_memory(round(sum(self.dataset.sample_size(number) * len(slots) for number, slots in places)))
+            keep_memory()
         if self._together is not None:
             try:
                 fetched = self._at_once(places, self._together)
@@ -136,14 +148,14 @@ class BatchReader:
                     if not self._skip:
                         return Fetched(None, 0, error=bad)
                     skipped.append(bad)
-        return Fetched(self._collate(samples) if samples else None, len(samples), tuple(skipped))
+        try:
+            return Fetched(self._collate(samples) if samples else None, len(samples), tuple(skipped))
+        except CollateError as error:  # raised by a worker of torch, it would lose its attributes
+            return Fetched(None, 0, error=error)
 
     def _read(self, number: int, slot: int) -> Any:
         dataset = self.dataset
-        sample = dataset.chunk(number).read(slot)
-        for transform in dataset.transforms:
-            sample = transform(sample)
-        return sample
+        return transformed(dataset.chunk(number).read(slot), dataset.transforms)
 
     def _explain(self, number: int, slot: int, error: Exception) -> BadSample:
         try:
@@ -151,9 +163,21 @@ class BatchReader:
         except DatasetError:  # the keys cannot be read either
             position, key, file = -1, None, f"chunk {number}"
         named = f"key {key!r}, " if key is not None else ""
+        where = f"slot {slot} of {file}" if isinstance(slot, int) else file  # a row of several datasets
+        sample, told = f"the sample at position {position} ({named}{where})", f"{type(error).__name__}: {error}"
+        if isinstance(error, Erased):
+            text = f"{sample} was erased by a purge, for good: on_error='skip' leaves such samples out, and a newer version has none."
+        elif isinstance(error, Corrupt):
+            text = (
+                f"{sample} cannot be read: {told}\n`liveset verify` finds all that is damaged, `liveset repair` mends it; "
+                "on_error='skip' leaves such samples out."
+            )
+        elif failed_in_transform(error):
+            text = f"the transform failed on {sample}: {told}\nMend the transform, or pass on_error='skip' to leave such samples out."
+        else:
+            text = f"{sample} cannot be read: {told}\nMend or delete it, or pass on_error='skip' to leave such samples out."
         bad = BadSample(
-            f"the sample at position {position} ({named}slot {slot} of {file}) cannot be read: {type(error).__name__}: {error}\n"
-            "Mend or delete it, or pass on_error='skip' to leave such samples out.",
+            text,
             position=position,
             key=key,
             chunk=file,
@@ -165,10 +189,10 @@ class BatchReader:
         return bad
 
 
-def keep_memory(batch: int) -> None:
+def keep_memory() -> None:
     """Have the C library keep the memory of a batch that is gone for the next one.
 
     The one of Linux gives what is freed back to the system at once, which then has to clear it again: for large batches that takes longer
     than all else. How much it keeps grows with the largest block that was ever freed, so one is that is never written to.
     """
-    np.empty(min(2 * batch, _KEPT), np.uint8)
+    np.empty(_BLOCK, np.uint8)

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Sampler, default_collate
 
-from liveset.format.collate import to_tensors
-from liveset.read.loading import Loader, nobody, refuse_profiling
+from liveset.errors import CollateError
+from liveset.format.collate import collate, to_tensors
+from liveset.read.loading import Loader, nobody, refuse_orders, refuse_profiling
 from liveset.read.reader import BatchReader, Collate, Fetched, OnError, Task, Together
-from liveset.read.transfer import Packed, Receiver, Sender
+from liveset.read.transfer import Packed, Receiver, Sender, hold, stack
 
 # Batches of a worker in shared memory besides those that it reads ahead: the one that it makes, and those that the loop holds.
 _MORE_SLOTS = 4
@@ -84,13 +85,7 @@ class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         refuse_profiling([("profile_batches", profile_batches), ("profile_cprofile", profile_cprofile)])
-        for name in ("sampler", "batch_sampler"):
-            if options.get(name) is not None:
-                raise ValueError(
-                    f"{name}= cannot steer a StreamingDataset: give torch's DataLoader dataset.as_map(), or read dataset.subset(positions)."
-                )
-        if not options.get("in_order", True):
-            raise ValueError("in_order=False is not possible: states count batches in their order.")
+        refuse_orders(options)
         self._configure(
             dataset,
             batch_size=batch_size,
@@ -124,11 +119,13 @@ class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
         object.__setattr__(self, "sampler", _Epochs(self))
 
     def _collate(self) -> Collate:
-        collate = self.collate_fn
-        return partial(_convert_single, collate) if self.batch_size is None else collate
+        function = self.collate_fn
+        if self.batch_size is None:
+            return partial(_convert_single, function)
+        return _collate_or_explain if function is default_collate else function
 
     def _together(self) -> Together | None:
-        return Together(default_collate, to_tensors) if self.collate_fn is default_collate else None
+        return Together(hold if self.num_workers else stack, to_tensors) if self.collate_fn is default_collate else None
 
     def _read(self, reader: BatchReader, batches: Iterator[Task]) -> Iterator[Fetched]:
         inner = self._inner
@@ -199,6 +196,18 @@ class _Epochs(Sampler[None]):
         loader = self._loader()
         if loader is not None:
             loader._tell_epoch(epoch + 1)  # noqa: SLF001 - that of the class
+
+
+def _collate_or_explain(samples: list[Any]) -> Any:
+    """Collate as torch does, with an error that names the field."""
+    try:
+        return default_collate(samples)
+    except Exception as error:
+        try:
+            to_tensors(collate(samples))
+        except CollateError as why:
+            raise why from error
+        raise
 
 
 def _same(value: Any) -> Any:

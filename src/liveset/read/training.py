@@ -18,11 +18,12 @@ from liveset.format.batch import BatchDecoder
 from liveset.format.chunk import Chunk
 from liveset.keystore import open_keys
 from liveset.lease import Lease
-from liveset.read.agreement import tell_version
+from liveset.read.agreement import Agreement
 from liveset.read.chunks import OpenChunks
 from liveset.read.epoch import Epoch, Rules, Run, Stretch
 from liveset.read.grid import detect_grid, find_ranks, worker_info
 from liveset.read.opened import Opened, open_version
+from liveset.read.options import check_drop_last, check_epoch
 from liveset.read.picked import Layout, Picked, Slots
 from liveset.read.plan import Grid, Region, Share, positions, rank_length, region_order, shares
 from liveset.read.state import Identity, Progress, from_state, next_stretches, to_state
@@ -197,12 +198,15 @@ class Training(Opened):
         assert self._chunks is not None
         return self._chunks.whole(number)
 
-    def following(self, epoch: Epoch, rank: int) -> dict[int, int]:
-        """Return for each chunk which one a worker reads after it, where chunks are worth fetching ahead."""
+    def following(self, epoch: Epoch, rank: int) -> list[dict[int, int]]:
+        """Return for each worker and chunk which one it reads after that, where chunks are worth fetching ahead.
+
+        A chunk that is cut between two workers is the last of one and the first of the other: the one must not go on as the other does.
+        """
         if not self._snapshot.store.remote:
-            return {}
+            return []
         streams = ([self._regions[region].chunk for region in stream] for stream in epoch.streams(rank))
-        return {chunk: after for stream in streams for chunk, after in pairwise(stream)}
+        return [dict(pairwise(stream)) for stream in streams]
 
     def expect(self, numbers: Sequence[int]) -> None:
         """Tell which chunks will be read next."""
@@ -349,14 +353,14 @@ class Training(Opened):
             self._arrange(regions)
         return progress
 
-    def agree(self) -> None:
-        """Move to the version that rank 0 reads.
+    def agree(self, agreement: Agreement, epoch: int) -> None:
+        """Move to the version that rank 0 reads in this epoch of its loader.
 
         Raises:
-            StateMismatch: this dataset was opened at another one, or is a part of one.
+            StateMismatch: this dataset was opened at another one, or is a part of one; or rank 0 seems to read another loop.
         """
         index = self._snapshot.index
-        version, version_id = tell_version(self._snapshot.store.url, index.version, index.id)
+        version, version_id = agreement.tell(self._snapshot.store.url, epoch, index.version, index.id)
         if (version, version_id) == (index.version, index.id):
             return
         if self._stays:
@@ -440,7 +444,7 @@ class Training(Opened):
 
     def set_epoch(self, current_epoch: int) -> None:
         """Choose the epoch (from 1) of the next pass."""
-        self.current_epoch = current_epoch
+        self.current_epoch = check_epoch(current_epoch)
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the next pass."""
@@ -448,7 +452,7 @@ class Training(Opened):
 
     def set_drop_last(self, drop_last: bool) -> None:
         """Choose whether all ranks get the same number of samples."""
-        self.drop_last = drop_last
+        self.drop_last = check_drop_last(drop_last)
 
     def set_batch_size(self, batch_size: int) -> None:
         """Set the batch size that the split over workers is made for."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from multiprocessing.reduction import DupFd
@@ -20,7 +22,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import default_collate, get_worker_info
 
 from liveset.read.reader import Fetched, keep_memory
 
@@ -32,6 +34,7 @@ _WITHOUT_SLOT = 1 << 18
 _LONG = 1 << 10
 # Where the first array of a slot begins, and what they all are aligned to.
 _ALIGNED = 64
+_ARRAYS = frozenset(map(np.dtype, ("?", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8")))
 _SENT = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64})
 
 
@@ -110,6 +113,56 @@ def _arrived(loop: int, sent: _Sent, tree: Any) -> Packed:
     return packed
 
 
+class Stack:
+    """Arrays of one dtype and shape that are going to be one tensor: a worker copies them to where that will be."""
+
+    __slots__ = ("arrays",)
+
+    def __init__(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+        self.arrays = arrays
+
+
+def hold(values: Any) -> Any:
+    """Collate values in a worker: a ``Stack`` of large arrays or tensors, what ``default_collate`` returns of all others."""
+    arrays = _alike(values)
+    return default_collate(values) if arrays is None else Stack(arrays)
+
+
+def stack(values: Any) -> Any:
+    """Collate values as ``default_collate`` does, but large ones without its threads, which cost more than they gain beside a decoder."""
+    arrays = _alike(values)
+    return default_collate(values) if arrays is None else np.stack(arrays)
+
+
+def _alike(values: Sequence[Any]) -> Sequence[np.ndarray[Any, Any]] | None:
+    """Return large values of one dtype and shape as arrays."""
+    if type(values[0]) is torch.Tensor:
+        if not all(type(value) is torch.Tensor and _is_plain(value) for value in values):
+            return None
+        values = [value.numpy() for value in values]
+    first = values[0]
+    if type(first) is not np.ndarray or first.dtype not in _ARRAYS or first.nbytes < _LONG:
+        return None
+    shape, dtype = first.shape, first.dtype
+    alike = all(type(value) is np.ndarray and value.shape == shape and value.dtype == dtype for value in values)
+    return values if alike else None
+
+
+def _stacked(batch: Any) -> Any:
+    """Return a batch without ``Stack``."""
+    kind = type(batch)
+    if kind is Stack:
+        return torch.from_numpy(np.stack(batch.arrays))
+    if isinstance(batch, dict):
+        for key, value in batch.items():
+            batch[key] = _stacked(value)
+    elif isinstance(batch, list | deque):
+        for number, value in enumerate(batch):
+            if type(value) not in (str, bytes):
+                batch[number] = _stacked(value)
+    return batch
+
+
 # --- in a worker --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -131,14 +184,18 @@ class Sender:
         """Return it with a ``Packed`` batch, where that is quicker."""
         layout = _Layout()
         tree = layout.laid(fetched.batch)
-        if not layout.parts or (self._pin and layout.others):
-            return fetched
+        if not layout.parts or layout.others:
+            fetched = fetched._replace(batch=_stacked(fetched.batch))
+            if not layout.parts or self._pin:
+                return fetched
+            layout = _Layout()
+            tree = layout.laid(fetched.batch)
         if layout.end <= _PIPE:
             sent = self._plain(layout)
         else:
             found = self._slot(layout)
             if found is None and layout.end > _WITHOUT_SLOT:
-                return fetched
+                return fetched._replace(batch=_stacked(fetched.batch))
             sent = found or self._plain(layout)
         return fetched._replace(batch=Packed(self._loop, sent, tree))
 
@@ -199,6 +256,11 @@ class _Layout:
             return self._array(batch.numpy(), tensor=True) if _is_plain(batch) else batch
         if kind is np.ndarray:
             return self._array(batch, tensor=False) if batch.dtype.kind in "biufc" and batch.flags.c_contiguous else batch
+        if kind is Stack:
+            first = batch.arrays[0]
+            place = _Array(self.end, first.dtype.str, (len(batch.arrays), *first.shape), tensor=True)
+            self._put(batch.arrays, first.nbytes * len(batch.arrays))
+            return place
         if kind is dict:
             return {key: self.laid(value) for key, value in batch.items()}
         if kind is list or kind is tuple:
@@ -208,8 +270,7 @@ class _Layout:
 
     def _array(self, array: np.ndarray[Any, Any], *, tensor: bool) -> _Array:
         place = _Array(self.end, array.dtype.str, array.shape, tensor)
-        self.parts.append((self.end, array))
-        self.end += -(-array.nbytes // _ALIGNED) * _ALIGNED
+        self._put(array, array.nbytes)
         return place
 
     def _column(self, batch: Any) -> Any:
@@ -218,15 +279,21 @@ class _Layout:
             return batch
         values = [value.encode("utf-8", "surrogatepass") for value in batch] if kind is str else batch
         place = _Column(self.end, tuple(map(len, values)), kind is str, type(batch) is tuple)
-        self.parts.append((self.end, values))
-        self.end += -(-sum(place.sizes) // _ALIGNED) * _ALIGNED
+        self._put(values, sum(place.sizes))
         return place
+
+    def _put(self, part: Any, size: int) -> None:
+        self.parts.append((self.end, part))
+        self.end += -(-size // _ALIGNED) * _ALIGNED
 
     def fill(self, memory: Any) -> None:
         with memoryview(memory) as view:
             for at, part in self.parts:
                 if isinstance(part, np.ndarray):
                     np.ndarray(part.shape, part.dtype, view, at)[...] = part
+                    continue
+                if isinstance(part[0], np.ndarray):
+                    np.stack(part, out=np.ndarray((len(part), *part[0].shape), part[0].dtype, view, at))
                     continue
                 begin = at
                 for value in part:
@@ -266,7 +333,7 @@ class Receiver:
             finally:
                 os.close(opened)
             if len(self._slots) == 1:
-                keep_memory(len(self._slots[worker, slot]))
+                keep_memory()
         return _Loan(self._slots[worker, slot])
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "check_room",
     "forget_cached",
     "has_listing",
+    "has_ranges",
     "is_inside",
     "open_store",
     "version_name",
@@ -110,6 +111,17 @@ def check_room(store: Store, largest: int) -> None:
 def has_listing(store: Store) -> bool:
     """Tell whether the files of a place can be listed; a web server only hands out what is asked for by name."""
     return not store.url.lower().startswith(("http://", "https://"))
+
+
+def has_ranges(store: Store) -> bool:
+    """Tell whether parts of a file can be had without the rest; some web servers only hand out whole files."""
+    if has_listing(store):
+        return True
+    from liveset.storage.cached import CachedStore
+    from liveset.storage.remote import RemoteStore
+
+    source = store.source if isinstance(store, CachedStore) else store
+    return not isinstance(source, RemoteStore) or source.has_ranges()
 
 
 def is_inside(url: str, folder: str) -> bool:

@@ -165,7 +165,7 @@ class ChunkCache:
             check: its checksum, as in an index; empty if unknown.
             edition: what tells contents apart where names are not unique; may be empty.
             download: fetches the file; its errors come through.
-            verify: also check the checksum of a file that is there.
+            verify: also check the checksum of a file that is there; without one it is fetched again.
 
         Raises:
             Corrupt: what was fetched has another size or checksum, also the second time.
@@ -279,7 +279,7 @@ class ChunkCache:
             if found.st_size >= max(size, 1):
                 view = file.map()
                 # A power loss may leave a file with the right size, and without bytes that were not on the disk yet.
-                if not (verify or before_boot(found.st_mtime)) or matches(view, check):
+                if not (verify or before_boot(found.st_mtime)) or ((check or not verify) and matches(view, check)):
                     if abs(time.time() - found.st_mtime) > _TOUCH:
                         with suppress(OSError):  # a colleague's file in a shared folder
                             os.utime(file.fd)

@@ -25,11 +25,11 @@ class CachedStore:
     """Passes everything on to a store, but keeps whole files that were read in a cache; they never change under their names."""
 
     def __init__(self, source: Source, cache: ChunkCache, place: str) -> None:
-        self._source, self.cache, self._place = source, cache, place
+        self.source, self.cache, self._place = source, cache, place
 
     @property
     def url(self) -> str:
-        return self._source.url
+        return self.source.url
 
     @property
     def remote(self) -> bool:
@@ -37,17 +37,25 @@ class CachedStore:
         return True
 
     def __repr__(self) -> str:
-        return f"CachedStore({self._source!r})"
+        return f"CachedStore({self.source!r})"
 
-    def map(self, name: str, size: int, content: str = "") -> memoryview:
-        """Read-only view of a whole file, fetched if it is not in the cache; ``Corrupt`` when it is shorter than ``size`` bytes."""
+    def map(self, name: str, size: int, content: str = "", *, fresh: bool = False) -> memoryview:
+        """Read-only view of a whole file, fetched if it is not in the cache; ``Corrupt`` when it is shorter than ``size`` bytes.
+
+        With ``fresh``, what is in the cache is fetched again unless it has its checksum.
+        """
         check, edition = _parted(content)
         path = f"{self.url}/{check_name(name)}"
 
         def download(sink: Sink) -> None:
-            self._source.download(name, sink, size)
+            self.source.download(name, sink, size)
 
-        view = self.cache.open(self._place, name, size, check, edition, download)
+        try:
+            view = self.cache.open(self._place, name, size, check, edition, download, verify=fresh)
+        except Corrupt as error:
+            if error.file != name:
+                raise
+            raise Corrupt(str(error).replace(name, path, 1), file=path) from error
         if len(view) < size:
             raise Corrupt(f"{path} is truncated: it has {len(view)} of {size} bytes.", file=path)
         return view
@@ -64,46 +72,46 @@ class CachedStore:
     # What is passed on
 
     def probe(self) -> None:
-        self._source.probe()
+        self.source.probe()
 
     def exists(self) -> bool:
-        return self._source.exists()
+        return self.source.exists()
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        return self._source.read(name, start, length)
+        return self.source.read(name, start, length)
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
-        return self._source.read_ranges(name, ranges)
+        return self.source.read_ranges(name, ranges)
 
     def read_head(self) -> Head | None:
-        return self._source.read_head()
+        return self.source.read_head()
 
     def write(self, name: str, data: Buffer | Sequence[Buffer]) -> None:
-        self._source.write(name, data)
+        self.source.write(name, data)
 
     def copy(self, source: str, name: str) -> None:
-        self._source.copy(source, name)
+        self.source.copy(source, name)
 
     def write_once(self, name: str, data: bytes) -> None:
-        self._source.write_once(name, data)
+        self.source.write_once(name, data)
 
     def swap_head(self, data: bytes, expected: Tag | None, withdraw: Sequence[str] = ()) -> Swap:
-        return self._source.swap_head(data, expected, withdraw)
+        return self.source.swap_head(data, expected, withdraw)
 
     def publish(self, name: str, data: Buffer | Sequence[Buffer], head: Tag) -> bool:
-        return self._source.publish(name, data, head)
+        return self.source.publish(name, data, head)
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        return self._source.list(prefix)
+        return self.source.list(prefix)
 
     def exclusive(self) -> AbstractContextManager[None]:
-        return self._source.exclusive()
+        return self.source.exclusive()
 
     def delete(self, names: Iterable[str]) -> None:
-        self._source.delete(names)
+        self.source.delete(names)
 
     def now(self) -> datetime:
-        return self._source.now()
+        return self.source.now()
 
 
 def _parted(content: str) -> tuple[str, str]:

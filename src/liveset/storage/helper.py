@@ -7,6 +7,7 @@ helper ends when the process that started it ends, however that happens; a helpe
 from __future__ import annotations
 
 import functools
+import json
 import os
 import pickle
 import socket
@@ -53,6 +54,9 @@ class HelperRequests:
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         return self._ask("get_ranges", key, list(ranges))  # type: ignore[no-any-return]
 
+    def has_ranges(self, key: str) -> bool:
+        return self._ask("has_ranges", key)  # type: ignore[no-any-return]
+
     def download(self, key: str, sink: Sink, size: int = 0) -> None:
         self._ask("download", key, size, sink=sink)
 
@@ -73,7 +77,13 @@ class HelperRequests:
 
     def _ask(self, method: str, *arguments: Any, sink: Sink | None = None) -> Any:
         for left in reversed(range(_TRIES)):
-            connection = _take()
+            try:
+                connection = _take()
+            except OSError as error:
+                reason = f"the process that sends the requests cannot be started or reached ({error.strerror or error})"
+                failure = StorageError(f"cannot reach {self._location.url}: {reason}.")
+                failure.errno = error.errno
+                raise failure from error
             try:
                 done, outcome = connection.call((self._pickled, method, arguments), sink)
             except (OSError, EOFError) as error:
@@ -117,7 +127,8 @@ class _Helper:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, _SOURCE, str(theirs.fileno())],
+                # -P: what lies in the current folder must not stand in for the modules of Python.
+                [sys.executable, "-P", "-c", _START, json.dumps(_path()), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # an interrupt at the terminal is for the one that asks
@@ -141,10 +152,15 @@ class _Helper:
         self._control.close()
 
 
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from liveset.storage.helper import serve; serve(int(sys.argv[2]))"
-
-
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from liveset.storage.helper import serve; serve(int(sys.argv[2]))"
 _SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def _path() -> list[str]:
+    """Where this process finds modules, among them those of objects that give credentials; folders that move with the current one last."""
+    path = [folder for folder in sys.path if isinstance(folder, str)]
+    source = [] if _SOURCE in path else [_SOURCE]
+    return source + sorted(path, key=lambda folder: not os.path.isabs(folder))
 
 
 def _take() -> _Connection:

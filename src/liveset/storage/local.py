@@ -106,7 +106,7 @@ class LocalStore:
         """The file, which is here."""
         return self.map(name, size)
 
-    def map(self, name: str, size: int, content: str = "") -> memoryview:
+    def map(self, name: str, size: int, content: str = "", *, fresh: bool = False) -> memoryview:
         """Read-only view of a whole file; ``Corrupt`` when it is shorter than ``size`` bytes."""
         path = self._path(name)
         with _named(path, "map"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -85,6 +86,14 @@ class Place(os.PathLike[str]):
     cache_dir: str | os.PathLike[str] | bool | None = None
     max_cache_size: float | str | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str):
+            raise ValueError(f"the url of a Place must be text. Found {self.url!r}.")
+        for name in ("storage_options", "session_options"):
+            if not isinstance(given := getattr(self, name), Mapping | None):
+                # Not shown: it may hold secrets.
+                raise ValueError(f"{name} must be a mapping from names to values. Found an object of the type {type(given).__name__}.")
+
     @classmethod
     def of(cls, path: str | os.PathLike[str], **given: Any) -> str | os.PathLike[str]:
         """Return a path together with what was given besides it; the path itself where that is nothing."""
@@ -95,6 +104,10 @@ class Place(os.PathLike[str]):
 
     def __fspath__(self) -> str:
         return self.url
+
+    def __repr__(self) -> str:
+        shown = re.sub(r"^(https?://)[^/]*@", r"\1", self.url, flags=re.IGNORECASE)  # without a password
+        return f"Place({shown!r}, cache_dir={self.cache_dir!r}, max_cache_size={self.max_cache_size!r})"
 
     def __str__(self) -> str:
         return self.url
@@ -128,6 +141,11 @@ class Location:
         return _endpoint(self.kind, self.config)
 
     @property
+    def server(self) -> str:
+        """The bucket and where it is: what keeps conditions for all that lies in it, or for nothing."""
+        return f"{self.kind} {self.bucket} {self.endpoint}"
+
+    @property
     def place(self) -> str:
         """What tells this place from all others: the URL, and the endpoint or account."""
         return f"{self.url} at {self.endpoint}" if self.endpoint else self.url
@@ -140,7 +158,14 @@ class Location:
     @lazy
     def bucket_identity(self) -> str:
         """The same for two places in one bucket that are reached in one way."""
-        return repr((self.kind, self.bucket, sorted(self.config.items()), sorted(self.client.items()), self.profile, self.credentials))
+        # Whoever has a client by this name keeps the object alive that gives credentials, so that no other one gets its number.
+        provider = None if self.credentials is None else id(self.credentials)
+        options = (sorted(self.config.items()), sorted(self.client.items()), self.profile, provider, self.retry_timeout)
+        return repr((self.kind, self.bucket, options))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # In another process the number of an object is that of another one.
+        return {name: value for name, value in self.__dict__.items() if not name.endswith("identity")}
 
     def key(self, name: str) -> str:
         """The key of a file of the dataset."""
@@ -165,6 +190,16 @@ def parse_location(url: str, options: Mapping[str, Any] | None = None, session: 
         raise ValueError(f"{url!r}: {scheme}:// is not supported. Use a path, s3://, r2://, gs://, az://, https:// or local:PATH.")
     kind = _KINDS[scheme]
     bucket, _, folder = rest.partition("/")
+    if re.search(r"\?.*sig(nature)?=", rest, re.IGNORECASE):
+        raise ValueError(
+            f"{url.partition('?')[0]!r} goes on with a signature: pass it in storage_options, for Azure as "
+            '{"sas_token": "..."}. In names on a web server, ? is written as %3F.'
+        )
+    login = ""
+    if kind == "http" and "@" in bucket:
+        login, _, bucket = bucket.rpartition("@")
+        rest = rest.removeprefix(f"{login}@")
+        url = f"{scheme}://{rest}"
     if not bucket:
         raise ValueError(f"{url!r} names no bucket: it should be {scheme}://bucket/folder.")
     given = {**(session or {}), **(options or {})}
@@ -173,7 +208,8 @@ def parse_location(url: str, options: Mapping[str, Any] | None = None, session: 
         given.setdefault("account_name", host.partition(".")[0])
     if kind == "http":
         if "?" in rest or "#" in rest:
-            raise ValueError(f"{url!r} cannot be the URL of a folder: in names, ? is written as %3F and # as %23.")
+            shown = re.split(r"[?#]", url)[0]  # what follows may be a secret
+            raise ValueError(f"{shown!r} with a query is not the URL of a folder: in names, ? is written as %3F and # as %23.")
         folder = unquote(folder)
     # Other keys than those of URLs: every character stands for itself.
     names = [name for name in folder.split("/") if name]
@@ -184,7 +220,8 @@ def parse_location(url: str, options: Mapping[str, Any] | None = None, session: 
     timeout = given.pop("retry_timeout", DEFAULT_RETRY_TIMEOUT)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0:
         raise ValueError(f"retry_timeout must be a number of seconds. Found {timeout!r}.")
-    profile = given.pop("profile_name", None)
+    # What the environment says is asked once: a client outlives it, and another process may have another one.
+    profile = given.pop("profile_name", None) or (os.environ.get("AWS_PROFILE") if kind == "s3" else None)
     credentials = given.pop("credential_provider", None)
     config: dict[str, Any] = {}
     for name, value in given.items():
@@ -205,7 +242,12 @@ def parse_location(url: str, options: Mapping[str, Any] | None = None, session: 
             config[plain] = value
     if kind == "http":
         client.setdefault("allow_http", scheme == "http")
+        if login:  # not in the URL, which is shown
+            user, _, password = login.partition(":")
+            basic = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+            client["default_headers"] = {"Authorization": f"Basic {basic}", **(client.get("default_headers") or {})}
         return Location(kind, url.rstrip("/"), f"{scheme}://{bucket}", prefix, {}, client, retry_timeout=float(timeout))
+    _add_environment(kind, config)
     if scheme == "r2":
         account = config.pop("account_id", None)
         if account is not None:
@@ -222,20 +264,40 @@ def parse_location(url: str, options: Mapping[str, Any] | None = None, session: 
     if kind == "s3" and endpoint:
         # Servers under an address of their own rarely have names for their buckets.
         config.setdefault("virtual_hosted_style_request", False)
-        config.setdefault("region", os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1")
+        config.setdefault("region", "us-east-1")
     return Location(kind, url.rstrip("/"), bucket, prefix, config, client, profile, credentials, retry_timeout=float(timeout))
 
 
 def _endpoint(kind: str, config: Mapping[str, Any]) -> str:
-    environ = os.environ.get
     if kind == "s3":
-        return str(config.get("endpoint") or environ("AWS_ENDPOINT_URL_S3") or environ("AWS_ENDPOINT_URL") or "")
+        return str(config.get("endpoint") or "")
     if kind == "azure":
-        return str(config.get("endpoint") or config.get("account_name") or environ("AZURE_STORAGE_ACCOUNT_NAME") or "")
+        return str(config.get("endpoint") or config.get("account_name") or "")
     if kind == "gcs":
         told = re.search(r'"gcs_base_url"\s*:\s*"([^"]+)"', str(config.get("service_account_key", "")))
         return str(config.get("base_url") or (told.group(1) if told else ""))
     return ""
+
+
+_ENVIRONMENT: dict[str, dict[str, tuple[str, ...]]] = {
+    "s3": {
+        "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+        "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+    },
+    "azure": {
+        "endpoint": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+        "account_name": ("AZURE_STORAGE_ACCOUNT_NAME",),
+    },
+    "gcs": {"base_url": ("GOOGLE_BASE_URL",)},
+}
+"""Variables that say where a store is, the one that counts first."""
+
+
+def _add_environment(kind: str, config: dict[str, Any]) -> None:
+    for option, names in _ENVIRONMENT[kind].items():
+        found = next((os.environ[name] for name in names if os.environ.get(name)), None)
+        if found is not None:
+            config.setdefault(option, found)
 
 
 def _authority(verify: Any) -> dict[str, Any]:
@@ -274,7 +336,7 @@ def profile_credentials(location: Location) -> Callable[[], Any] | None:
         return location.credentials
     if location.kind != "s3" or location.config.get("skip_signature") or "access_key_id" in location.config:
         return None
-    profile = location.profile or os.environ.get("AWS_PROFILE")
+    profile = location.profile
     if profile is None and ("AWS_ACCESS_KEY_ID" in os.environ or not _has_aws_files()):
         return None
     try:

@@ -24,7 +24,10 @@ __all__ = ["RemoteStore"]
 _PROBE = PRIVATE + "probe."
 _CLOCK = PRIVATE + "clock."
 _safe: set[str] = set()
-"""Places that kept their conditions when they were probed by this process."""
+"""Buckets that kept their conditions when they were probed by this process."""
+
+_ranges: dict[str, bool] = {}
+"""Places on web servers, and whether they hand out parts of files."""
 
 
 class RemoteStore:
@@ -84,7 +87,14 @@ class RemoteStore:
         except NotFound:
             return None
 
-    def map(self, name: str, size: int, content: str = "") -> memoryview:
+    def has_ranges(self) -> bool:
+        """Tell whether the server hands out parts of files; asks once in a process, for a byte of the head."""
+        found = _ranges.get(self.url)
+        if found is None:
+            found = _ranges[self.url] = self._requests.has_ranges(self._key(HEAD))
+        return found
+
+    def map(self, name: str, size: int, content: str = "", *, fresh: bool = False) -> memoryview:
         """The whole file, in memory; ``Corrupt`` when it is shorter than ``size`` bytes."""
         check = content if content.startswith("xxh3:") else ""
         return fetched(lambda: MemorySink(size), self._path(name), size, check, partial(self.download, name, size=size))
@@ -173,11 +183,14 @@ class RemoteStore:
         try:
             done = self._writable.put(self._key(HEAD), [data], CREATE if expected is None else expected)
         except PermissionError:
-            # Of a request that was repeated, an earlier one may have been allowed.
-            with suppress(DatasetError):
-                if (head := self.read_head()) is not None and head.data == data:
-                    return Swap.SWAPPED
-            raise
+            # Of a request that was repeated, an earlier one may have been allowed: only the head that was expected tells that none was.
+            try:
+                head = self.read_head()
+            except DatasetError:
+                return Swap.UNKNOWN
+            if (head and head.tag) == expected:
+                raise
+            return Swap.UNKNOWN
         except StorageError:
             return Swap.UNKNOWN
         return Swap.SWAPPED if done is not None else Swap.UNKNOWN
@@ -214,7 +227,7 @@ class RemoteStore:
 
     def probe(self) -> None:
         """Makes sure, once in a process, that the store keeps the conditions that commits depend on."""
-        if self.location.place in _safe:
+        if self.location.server in _safe:
             return
         for left in reversed(range(_PROBES)):
             try:
@@ -231,7 +244,7 @@ class RemoteStore:
                 f"{self.url}: this store overwrites an object although the request says not to, so two writers could lose each other's "
                 "commits. Nothing was committed. Write the dataset to a folder, and copy it there with `liveset cp`; reading works."
             )
-        _safe.add(self.location.place)
+        _safe.add(self.location.server)
 
     def _keeps_conditions(self) -> bool:
         requests, key = self._writable, self.location.key(f"{_PROBE}{secrets.token_hex(8)}.tmp")
@@ -260,6 +273,7 @@ def _other(tag: str) -> str:
     import msgspec
 
     meta: dict[str, Any] = msgspec.json.decode(tag)
-    if "version" in meta and str(meta["version"]).isdigit():  # a generation
-        return msgspec.json.encode({**meta, "version": str(int(meta["version"]) + 1)}).decode()
-    return msgspec.json.encode({"e_tag": '"00000000000000000000000000000000"'}).decode()
+    other = {"e_tag": '"00000000000000000000000000000000"'}
+    if str(meta.get("version", "")).isdigit():  # a generation, which a condition names then; or a number of a store that goes by ETags
+        other["version"] = str(int(meta["version"]) + 1)
+    return msgspec.json.encode(other).decode()

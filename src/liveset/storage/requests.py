@@ -35,6 +35,10 @@ CREATE = "create"
 """The condition that no object has the key yet."""
 PART = 8 << 20
 """Bytes asked for at once of an object that is fetched whole, and put at once of a large one."""
+TIMEOUT = 60.0
+"""How long the client waits for the answer to a request, with its body."""
+UPLOAD_TIMEOUT = 240.0
+"""The same for much that is put, over a line that may be slow; below the time for retries, which a dead connection takes then."""
 FIRST_ANSWER = 5.0
 """Seconds until a store that never answered to this process is given up: its address is likely to be wrong."""
 
@@ -60,6 +64,9 @@ class Requests(Protocol):
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """Parts of an object (start, length), in parallel; those at its end may be shorter."""
+
+    def has_ranges(self, key: str) -> bool:
+        """Whether the server gives parts of an object."""
 
     def download(self, key: str, sink: Sink, size: int = 0) -> None:
         """Fetches an object whole, piece by piece; ``size`` is what is expected, 0 if nothing is."""
@@ -136,8 +143,11 @@ class DirectRequests:
                 found: Sequence[Any] = self._send(
                     key, "read", lambda store: obstore.get_ranges(store, key, starts=starts, ends=ends, coalesce=0)
                 )
-            except (_PastTheEnd, _NoRanges):
+            except _PastTheEnd:
                 return [self.get(key, *wanted) for wanted in ranges]
+            except _NoRanges:
+                whole = self.get(key)
+                return [whole[start : start + length] for start, length in ranges]
         else:
             found = [self.get(key, start, end - start) for start, end in merged]
         parts = [(start, memoryview(data)) for (start, _), data in zip(merged, found, strict=True)]
@@ -149,6 +159,17 @@ class DirectRequests:
             return bytes(data[start - begin : start - begin + length])
 
         return [cut(start, length) for start, length in ranges]
+
+    def has_ranges(self, key: str) -> bool:
+        import obstore
+
+        try:
+            self._send(key, "read", lambda store: obstore.get_range(store, key, start=0, length=1))
+        except _NoRanges:
+            return False
+        except _PastTheEnd:
+            return True
+        return True
 
     def download(self, key: str, sink: Sink, size: int = 0) -> None:
         import obstore
@@ -164,18 +185,34 @@ class DirectRequests:
                 sink.write(part, at)
                 at += len(part)
 
-        with suppress(_PastTheEnd):  # the connection was lost behind the last byte
-            self._send(key, "read", go_on, progress=lambda: at)
+        def reached() -> int:
+            return at
+
+        for left in reversed(range(RESTARTS)):
+            try:
+                with suppress(_PastTheEnd):  # the connection was lost behind the last byte
+                    self._send(key, "read", go_on, progress=reached)
+                return
+            except _NoRanges:  # this server can only begin anew
+                if not left:
+                    raise
+                at = 0
 
     def put(self, key: str, data: Sequence[Buffer], condition: str | None = None) -> str | None:
         import obstore
 
         if condition is None:
-            return _tag(self._send(key, "write", lambda store: obstore.put(store, key, _parts(data), chunk_size=PART, max_concurrency=4)))
+            # Few at once: they share a line, and each has its time.
+            options: Any = {"chunk_size": PART, "max_concurrency": 2}
+            return _tag(
+                self._send(key, "write", lambda store: obstore.put(store, key, _parts(data), **options), upload=_size(data) > SMALL)
+            )
         mode: Any = CREATE if condition == CREATE else msgspec.json.decode(condition)
         whole = b"".join(data)
         try:
-            return _tag(self._send(key, "write", lambda store: obstore.put(store, key, whole, mode=mode, use_multipart=False), once=True))
+            options = {"mode": mode, "use_multipart": False}
+            sent = self._send(key, "write", lambda store: obstore.put(store, key, whole, **options), once=True, upload=len(whole) > SMALL)
+            return _tag(sent)
         except _Refused:
             return None
 
@@ -212,15 +249,24 @@ class DirectRequests:
 
     # How they are sent
 
-    def _send(self, key: str, action: str, request: Callable[[Any], T], *, once: bool = False, progress: Callable[[], int] = int) -> T:
+    def _send(
+        self,
+        key: str,
+        action: str,
+        request: Callable[[Any], T],
+        *,
+        once: bool = False,
+        upload: bool = False,
+        progress: Callable[[], int] = int,
+    ) -> T:
         """Sends a request until it is answered: again and again while the store is silent or busy, for a limited time.
 
-        With ``once`` only the client repeats it, which it does for moments: the caller has to find out what happened. ``progress`` tells
-        how far it came: the time is counted anew whenever it came any further.
+        With ``once`` only the client repeats it, which it does for moments: the caller has to find out what happened. An ``upload`` has
+        a long body. ``progress`` tells how far it came: the time is counted anew whenever it came any further.
         """
         global _used
         _used = True
-        store = open_bucket(self._location)
+        store = open_bucket(self._location, upload=upload)
         begun, number, reached = time.monotonic(), 0, 0
         while True:
             try:
@@ -306,28 +352,34 @@ def merge_ranges(ranges: Sequence[tuple[int, int]], gap: int) -> list[tuple[int,
 
 GAP = 64 << 10
 """Two parts of an object that are nearer than this are asked for together."""
+RESTARTS = 10
+"""How often an object is fetched from its beginning where that is the only way."""
+SMALL = 1 << 20
+"""What has more bytes is a long upload."""
 BATCH = 250
 """Objects deleted in one request; Azure takes up to 256."""
 
 
-_stores: dict[str, Any] = {}
+_stores: dict[tuple[str, bool], Any] = {}
 _opening = threading.Lock()
 
 
-def open_bucket(location: Location) -> Any:
-    """The client of obstore for a bucket: one for all places in it, with their connections; sends nothing."""
-    if (store := _stores.get(location.bucket_identity)) is not None:
+def open_bucket(location: Location, *, upload: bool = False) -> Any:
+    """The client of obstore for a bucket: one for all places in it, with their connections, and one for long uploads; sends nothing."""
+    name = location.bucket_identity, upload
+    if (store := _stores.get(name)) is not None:
         return store
     with _opening:
-        if location.bucket_identity not in _stores:
-            _stores[location.bucket_identity] = open_object_store(location)
-        return _stores[location.bucket_identity]
+        if name not in _stores:
+            _stores[name] = open_object_store(location, upload=upload)
+        return _stores[name]
 
 
 def forget_bucket(location: Location) -> None:
     """Makes the next request look for credentials anew: whoever had none may have set them since."""
     with _opening:
-        _stores.pop(location.bucket_identity, None)
+        for upload in (False, True):
+            _stores.pop((location.bucket_identity, upload), None)
 
 
 def _after_fork() -> None:
@@ -338,7 +390,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def open_object_store(location: Location) -> Any:
+def open_object_store(location: Location, *, upload: bool = False) -> Any:
     """The client of obstore for a bucket; sends nothing."""
     try:
         import obstore.store as stores
@@ -346,11 +398,14 @@ def open_object_store(location: Location) -> Any:
         raise MissingDependency(f"{location.url} needs obstore: pip install 'liveset[remote]'", package="obstore") from error
     from obstore.exceptions import BaseError
 
-    client = {"timeout": "60s", "connect_timeout": "5s", "pool_max_idle_per_host": "64", **location.client}
+    # A server that takes a request and never answers is given up after the time that the caller allows, too.
+    patience = max(location.retry_timeout, 2.0)
+    timeout = UPLOAD_TIMEOUT if upload else min(TIMEOUT, patience)
+    client = {"timeout": timedelta(seconds=timeout), "connect_timeout": "5s", "pool_max_idle_per_host": "64", **location.client}
     retry: Any = {
         "max_retries": 4,
         "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=3), "base": 2},
-        "retry_timeout": timedelta(seconds=120),
+        "retry_timeout": timedelta(seconds=min(120.0, patience)),
     }
     options: dict[str, Any] = {"client_options": client, "retry_config": retry}
     kinds = {"s3": stores.S3Store, "gcs": stores.GCSStore, "azure": stores.AzureStore}
@@ -368,9 +423,13 @@ def _tag(meta: Any) -> str:
     return msgspec.json.encode({name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}).decode()
 
 
+def _size(data: Sequence[Buffer]) -> int:
+    return sum(memoryview(buffer).nbytes for buffer in data)
+
+
 def _parts(data: Sequence[Buffer]) -> Any:
     """The buffers of a file for one put: a single one as it is, many small ones joined into few."""
-    if sum(memoryview(buffer).nbytes for buffer in data) <= PART:
+    if _size(data) <= PART:
         return b"".join(data)
     return _blocks(data)
 
@@ -400,7 +459,7 @@ class _PastTheEnd(DatasetError):
     """A range begins behind the end of the object."""
 
 
-class _NoRanges(DatasetError):
+class _NoRanges(StorageError):
     """The server only hands out whole objects."""
 
 

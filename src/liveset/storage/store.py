@@ -153,10 +153,11 @@ class Store(Protocol):
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """Parts of a file, each given by its start and length, at once; ``Corrupt`` where the file ends earlier."""
 
-    def map(self, name: str, size: int, content: str = "") -> memoryview:
+    def map(self, name: str, size: int, content: str = "", *, fresh: bool = False) -> memoryview:
         """Read-only view of a whole file; ``Corrupt`` when it is shorter than ``size`` bytes.
 
-        ``content`` tells files apart that had this name at different times: the checksum of the bytes where it is known.
+        ``content`` tells files apart that had this name at different times: the checksum of the bytes where it is known. With ``fresh``, a
+        copy that is kept on this machine is not trusted: it is fetched again unless it has its checksum.
         """
 
     def cached(self, name: str, size: int, content: str = "") -> memoryview | None:

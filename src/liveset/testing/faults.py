@@ -86,8 +86,8 @@ class WrappedStore:
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         return self._call("read_ranges", lambda: self.store.read_ranges(name, ranges))
 
-    def map(self, name: str, size: int, content: str = "") -> memoryview:
-        return self._call("map", lambda: self.store.map(name, size, content))
+    def map(self, name: str, size: int, content: str = "", *, fresh: bool = False) -> memoryview:
+        return self._call("map", lambda: self.store.map(name, size, content, fresh=fresh))
 
     def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
         return self.store.cached(name, size, content)

@@ -99,7 +99,7 @@ class MemoryStore:
     def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
         return self.map(name, size)
 
-    def map(self, name: str, size: int, content: str = "") -> memoryview:
+    def map(self, name: str, size: int, content: str = "", *, fresh: bool = False) -> memoryview:
         data = self._get(check_name(name))
         if len(data) < size:
             raise Corrupt(f"{self._path(name)} is truncated: it has {len(data)} of {size} bytes.", file=self._path(name))

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from liveset.errors import StorageError
+from liveset.errors import DatasetError, StorageError
 from liveset.storage import Place, open_store
-from liveset.storage.held import HeldFile, Unusable
+from liveset.storage.held import HeldFile, Unusable, reason
 from liveset.storage.sink import DiskSink, fetched, resize
 
 __all__ = ["AHEAD", "Fetching", "fetching"]
@@ -123,13 +123,20 @@ class Fetching:
 
     def _fetch(self, url: str) -> str:
         name = url.removeprefix(self._root)
+        url = f"{self._store.url}/{name}"  # without a password
         # A folder for each, since the end of a name may matter to whoever opens the file, and two may have the same one.
         folder = os.path.join(self._folder, f"{os.getpid()}-{next(self._numbers)}")
-        os.makedirs(folder)
         path = os.path.join(folder, name.rpartition("/")[2])
+        if name.endswith("/"):
+            raise StorageError(f"{url} has no name: leave what ends with / out of the inputs, it stands for a folder.", file=url)
         try:
+            os.makedirs(folder)
             with HeldFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
                 fetched(lambda: DiskSink(file, 0, resize), url, 0, "", partial(self._store.download, name)).release()
-        except Unusable as error:
-            raise StorageError(f"{url} does not fit into {self._folder} ({error}); TMPDIR names another folder.", file=url) from error
+        except (Unusable, OSError) as error:
+            if isinstance(error, DatasetError):
+                raise
+            raise StorageError(
+                f"{url} cannot be kept in {self._folder} ({reason(error)}); TMPDIR names another folder.", file=url
+            ) from error
         return path
