@@ -57,7 +57,7 @@ COMMANDS = [
     'compact PATH --json',
     'restore PATH 2 --yes --json',
     'tag PATH first --delete --yes --json',
-    'vacuum PATH --keep 2 --grace 0s --yes --json',
+    'vacuum PATH --keep 2 --grace 1h --yes --json',
     'keys build PATH --field n --overwrite --yes --json',
     'verify PATH --absent k7 --json',
     'cp PATH NEW --json',
