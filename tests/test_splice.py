@@ -131,6 +131,16 @@ def patched(draw: st.DrawFn, leaves: int) -> tuple[list[bytes], dict[int, bytes]
     return (items if any(items) else [b"kept", *items[1:]]), dict(draw(st.permutations(list(patches.items()))))
 
 
+def test_a_leaf_without_bytes_is_patched_beside_one_with_bytes() -> None:
+    items = [join_parts([b"", b""]), join_parts([b"", b"a"])]
+    compression, pack = PACKERS["classic"]
+    old = pack(items)
+    stored = open_stored(old, record(old, 2, compression), compression)
+    pieces, others = stored.pieces({1: msgspec.msgpack.encode({1: b"b", 0: b""})}, 2)  # the later leaf comes first
+    assert not others
+    assert b"".join(map(bytes, stored.splice({}, pieces=pieces).buffers)) == pack([items[0], join_parts([b"", b"b"])])
+
+
 @pytest.mark.parametrize("layout", PACKERS)
 @given(st.data())
 def test_patches_are_pieces_where_sizes_stay(layout: str, data: st.DataObject) -> None:

@@ -233,7 +233,8 @@ class _Items(_Packed):
         slots = sorted((*items, *removed, *erased))
         cuts = [(at, at + len(data), data) for at, data in pieces]
         cuts += zip(offsets[slots].tolist(), offsets[1:][slots].tolist(), [items.get(slot, b"") for slot in slots], strict=True)
-        for first, end, data in sorted(cuts, key=itemgetter(0)):  # items without bytes begin where the next one does, and stay in order
+        # What has no bytes begins where the next one does, and comes before it; several of these stay in order.
+        for first, end, data in sorted(cuts, key=itemgetter(0, 1)):
             if start < first:
                 buffers.append(view[start:first])
             if data:
