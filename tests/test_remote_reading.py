@@ -342,9 +342,12 @@ def test_a_child_finds_locks_free_that_threads_of_its_parent_hold() -> None:
         thread.join()
 
 
-def test_a_damaged_chunk_is_not_fetched_for_each_of_its_samples(stub: StubServer, plays: Place) -> None:
+@pytest.mark.parametrize("place", [-1, 9])
+def test_a_damaged_chunk_is_not_fetched_for_each_of_its_samples(stub: StubServer, plays: Place, place: int) -> None:
     name = next(name for name in stub.objects if "chunk-0-1-" in name)
-    stub.put(name, stub.objects[name].data[:-1] + b"!")
+    data = bytearray(stub.objects[name].data)
+    data[place] ^= 255  # the last sample, or the offsets
+    stub.put(name, bytes(data))
     dataset = liveset.StreamingDataset(plays)
     loader = liveset.StreamingDataLoader(dataset, batch_size=10, on_error="skip")
     samples = sum(len(batch["n"]) for batch in loader)

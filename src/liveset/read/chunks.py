@@ -53,6 +53,7 @@ class OpenChunks:
         self._held: dict[int, int] = {}
         self._coming: dict[int, Job[tuple[ChunkRecord, Buffer]]] = {}
         self._next: dict[int, int] = {}
+        self._ahead_of: int | None = None
         self._ahead, self._room = ahead, AHEAD
         if (limit := cache_limit(snapshot.store)) is not None:  # the chunk that is read and the one before must stay, too
             self._room = min(AHEAD, limit - 2 * max((record.size for record in snapshot.index.chunks), default=0))
@@ -68,7 +69,8 @@ class OpenChunks:
         found = self._open.get(number)
         if found is None or isinstance(found, _Ranged):
             found = self._load(number, whole=True)
-        if self._next:
+        if number in self._next and number != self._ahead_of:
+            self._ahead_of = number
             self._fetch_ahead(number)
         return found
 
@@ -109,6 +111,19 @@ class OpenChunks:
         if not whole and self._snapshot.store.remote and (ranged := self._ranged(number)) is not None:
             return self._keep(number, ranged, 0)
         try:
+            record, chunk = self._opened(number)
+        except Corrupt as error:
+            if self._snapshot.store.remote:
+                self._damaged[number] = error
+            raise
+        if record.erased:
+            chunk = _Purged(chunk, frozenset(record.erased), partial(self._snapshot.erased, number))
+        # What was fetched counts too: it is in memory, or cannot leave the cache as long as it is open.
+        inflated = self._verify or (self._compression is not None and self._compression.level == "chunk")
+        return self._keep(number, chunk, record.size if inflated or self._snapshot.store.remote else 0)
+
+    def _opened(self, number: int) -> tuple[ChunkRecord, Chunk]:
+        try:
             record, buffer = self._file(number)
         except StorageError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open:
@@ -119,17 +134,12 @@ class OpenChunks:
                 self._held.clear()
             record, buffer = self._file(number)
         try:
-            chunk = open_chunk(buffer, record, self._decoder, self._compression)
+            return record, open_chunk(buffer, record, self._decoder, self._compression)
         except Corrupt:
             if not self._snapshot.store.remote:
                 raise
-            record, buffer = self._fetch(number, fresh=True)
-            chunk = open_chunk(buffer, record, self._decoder, self._compression)
-        if record.erased:
-            chunk = _Purged(chunk, frozenset(record.erased), partial(self._snapshot.erased, number))
-        # What was fetched counts too: it is in memory, or cannot leave the cache as long as it is open.
-        inflated = self._verify or (self._compression is not None and self._compression.level == "chunk")
-        return self._keep(number, chunk, record.size if inflated or self._snapshot.store.remote else 0)
+        record, buffer = self._fetch(number, fresh=True)
+        return record, open_chunk(buffer, record, self._decoder, self._compression)
 
     def _keep(self, number: int, chunk: Chunk, held: int) -> Chunk:
         with self._lock:
@@ -144,11 +154,7 @@ class OpenChunks:
 
     def _file(self, number: int) -> tuple[ChunkRecord, Buffer]:
         job = self._coming.pop(number, None)
-        try:
-            record, buffer = job.result() if job is not None else self._fetch(number)
-        except Corrupt as error:
-            self._damaged[number] = error
-            raise
+        record, buffer = job.result() if job is not None else self._fetch(number)
         if not self._verify:
             return record, buffer
         data = bytes(buffer[:])
@@ -180,8 +186,7 @@ class OpenChunks:
     def _ranged(self, number: int) -> Chunk | None:
         """Return a chunk of which single items are fetched; None where the whole file is here, or is the only way."""
         record, store = self._snapshot.index.chunks[number], self._snapshot.store
-        job = self._coming.get(number)
-        if job is not None or self._verify or record.erased or self._snapshot.index.compressed_files:
+        if number in self._coming or self._verify or record.erased or self._snapshot.index.compressed_files:
             return None
         if store.cached(record.filename, record.size, self._snapshot.content(record)) is not None:
             return None

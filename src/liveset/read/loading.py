@@ -19,8 +19,9 @@ from liveset.read.grid import check_ranks, find_ranks
 from liveset.read.mixture import Mixture
 from liveset.read.options import check_drop_last, check_epoch
 from liveset.read.reader import BatchReader, Collate, Fetched, OnError, Task, Together
+from liveset.read.resumable import check_rank
 from liveset.read.state import Progress, next_stretches
-from liveset.read.training import Training, check_rank
+from liveset.read.training import Training
 
 # How many chunks a worker is told of, the one that it reads included.
 AHEAD = 9

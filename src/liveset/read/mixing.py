@@ -267,7 +267,21 @@ class Blend(ABC):
         """Yield its batches, but for the first few."""
 
 
-class Stratified(Blend):
+class Even(Blend):
+    """All batches but the last one are of the same size."""
+
+    _total: int
+    _batch: int
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        return -(-self._total // self._batch)
+
+    def samples(self, batches: int) -> int:
+        return min(batches * self._batch, self._total)
+
+
+class Stratified(Even):
     """A dataset is chosen for each sample."""
 
     def __init__(
@@ -284,13 +298,6 @@ class Stratified(Blend):
 
     def _choices(self) -> Iterator[Numbers]:
         return choices(self._sizes, self._weights, self._seed, to_the_end=self._all)
-
-    @property
-    def count(self) -> int:  # type: ignore[override]
-        return -(-self._total // self._batch)
-
-    def samples(self, batches: int) -> int:
-        return min(batches * self._batch, self._total)
 
     def batches(self, done: int) -> Iterator[Numbers]:
         skip, end = self.samples(done), self._total
@@ -355,7 +362,7 @@ class PerStream(Blend):
         return (taps[number].take(size) for number, size in chosen)
 
 
-class Zipped(Blend):
+class Zipped(Even):
     """One sample from each dataset; rows of the epoch, a number of the row in it, and the numbers of the samples."""
 
     def __init__(self, members: Sequence[_Member], rules: MixRules, worker: int, workers: int, batch: int) -> None:
@@ -369,13 +376,6 @@ class Zipped(Blend):
             even, extra = divmod(rules.length, workers)
             self._cycles, self._total = True, even + (worker % workers < extra)
             self._begin = (rules.epoch - 1) * self._total if rules.go_on else 0
-
-    @property
-    def count(self) -> int:  # type: ignore[override]
-        return -(-self._total // self._batch)
-
-    def samples(self, batches: int) -> int:
-        return min(batches * self._batch, self._total)
 
     def batches(self, done: int) -> Iterator[Numbers]:
         at, begin = self.samples(done), self._begin

@@ -15,13 +15,13 @@ from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Rules, Run, Stretch
 from liveset.read.grid import detect_grid, find_ranks, worker_info
 from liveset.read.mixing import MixedEpoch, MixRules
-from liveset.read.options import check_epoch
 from liveset.read.plan import Grid
+from liveset.read.resumable import Resumable
 from liveset.read.state import Progress, next_stretches, to_state
-from liveset.read.training import Training, check_rank
+from liveset.read.training import Training
 
 
-class Mixture(ABC):
+class Mixture(Resumable, ABC):
     """Several datasets as one, to a training loop.
 
     Args:
@@ -31,16 +31,10 @@ class Mixture(ABC):
     """
 
     batch_size: int | Sequence[int] = 1
-    num_workers = 1
-    current_epoch = 1
 
     _kind: str
-    _resumed: Progress | None = None
-    _ranks: tuple[int, int] | None = None
     _seen: tuple[Any, ...] = ()
     _warned = False
-    goes_on = False
-    """Whether a pass goes on where the one before was left."""
 
     def __init__(self, datasets: Sequence[StreamingDataset], seed: int, *, force_override_state_dict: bool) -> None:
         for dataset in datasets:
@@ -114,17 +108,9 @@ class Mixture(ABC):
 
     def _resume(self, world: int, rank: int) -> Iterator[list[Run]] | None:
         """Take the state that was loaded, and return the rest of its epoch; None if the next epoch begins."""
-        if worker_info() is not None:
-            raise RuntimeError(
-                "a state was loaded into this dataset, and several loader workers would each go on with it, in every epoch anew: load it "
-                "into a liveset.StreamingDataLoader, or use num_workers=0."
-            )
-        progress = self.take_resumed()
-        assert progress is not None
-        self.current_epoch = progress.rules.epoch + progress.finished
-        if progress.finished:
+        progress = self._go_on(world, rank)
+        if progress is None:
             return None
-        check_rank(progress, world, rank)
         stretches = next_stretches(progress, world, 1, progress.stretches[-1].batch)
         return self.epoch(progress.rules, stretches).batches(rank)
 
@@ -252,20 +238,6 @@ class Mixture(ABC):
         if state_dict:
             self._resumed = self.progress_of(state_dict)
 
-    def reset_state_dict(self) -> None:
-        """Forget a state that was loaded: the next pass is a whole one."""
-        self._resumed = None
-
-    def reset(self) -> None:
-        """Begin again with epoch 1."""
-        self.reset_state_dict()
-        self.current_epoch = 1
-
-    def take_resumed(self) -> Progress | None:
-        """Return the state that was loaded, once."""
-        progress, self._resumed = self._resumed, None
-        return progress
-
     def progress_of(self, state: Mapping[str, Any]) -> Progress:
         """Check a state, move to its versions, and return how far it is; nothing has changed when this raises ``StateMismatch``."""
         common = state.get("mixture")
@@ -300,16 +272,9 @@ class Mixture(ABC):
     def _check_settings(self, common: Mapping[str, Any]) -> None:
         for name, now in self._settings(self.rules(self.current_epoch, pad=False)).items():
             if common.get(name) != now:
-                text = f"The provided `{name}` state doesn't match the current one. Found `{now}` instead of `{common.get(name)}`."
-                if not self._forced:
-                    raise StateMismatch(f"{text} Give the value of the state, or force_override_state_dict=True.")
-                warnings.warn(f"{text} The epoch of the state ends as it began.", stacklevel=5)
+                self._differs(name, now, common.get(name))
 
     # --- settings ----------------------------------------------------------------------------------------------------
-
-    def set_epoch(self, current_epoch: int) -> None:
-        """Choose the epoch (from 1) of the next pass."""
-        self.current_epoch = check_epoch(current_epoch)
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off, in all datasets, for the next pass."""
@@ -324,10 +289,6 @@ class Mixture(ABC):
     def set_batch_size(self, batch_size: int | Sequence[int]) -> None:
         """Set the batch size that the split over workers is made for."""
         self.batch_size = batch_size
-
-    def set_num_workers(self, num_workers: int) -> None:
-        """Set the number of loader workers that the length is told for."""
-        self.num_workers = max(num_workers, 1)
 
     def refresh(self) -> bool:
         """Move all datasets to their newest versions, and return whether any of them is another one than before."""

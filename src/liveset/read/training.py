@@ -7,8 +7,7 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, chain, count, pairwise, repeat
-from operator import itemgetter
+from itertools import accumulate, chain, compress, count, pairwise, repeat
 from typing import Any, Self
 
 import numpy as np
@@ -23,40 +22,33 @@ from liveset.read.chunks import OpenChunks
 from liveset.read.epoch import Epoch, Rules, Run, Stretch
 from liveset.read.grid import detect_grid, find_ranks, worker_info
 from liveset.read.opened import Opened, open_version
-from liveset.read.options import check_drop_last, check_epoch
+from liveset.read.options import check_drop_last
 from liveset.read.picked import Layout, Picked, Slots
 from liveset.read.plan import Grid, Region, Share, positions, rank_length, region_order, shares
+from liveset.read.resumable import Resumable
 from liveset.read.state import Identity, Progress, from_state, next_stretches, to_state
 from liveset.snapshot import Snapshot, entries, open_snapshot
 
 
-class Training(Opened):
+class Training(Opened, Resumable):
     """What a dataset object is to a training loop."""
 
     shuffle: bool
     drop_last: bool | None
     seed: int
     batch_size: int
-    num_workers: int
-    current_epoch: int
 
     _window: int
     _transforms: tuple[Callable[[Any], Any], ...]
     _regions: list[Region]
-    goes_on = False
-    """Whether a pass goes on where the one before was left."""
-
     # Which part of the samples it is by their keys, and the slots of that part in each chunk, which its regions count.
     _picked: Picked | None = None
     _slots: Sequence[Slots] | None = None
     _sizes: list[int]
     _length: int
-    # Whether load_state_dict() may open the version of the state, and whether it only warns where the state differs in a setting.
+    # Whether load_state_dict() may open the version of the state.
     _stays: bool
-    _forced: bool
-    _resumed: Progress | None = None
     _identity: Identity | None = None
-    _ranks: tuple[int, int] | None = None
 
     def _choose(self, snapshot: Snapshot) -> list[Region]:
         """Return the samples of a version that this dataset reads, where it may move to that version."""
@@ -110,17 +102,9 @@ class Training(Opened):
 
     def _resume(self, grid: Grid, chunks: OpenChunks | None, layout: Layout) -> Iterator[Iterator[Any]] | None:
         """Take the state that was loaded, and return the rest of its epoch; None if the next epoch begins."""
-        if worker_info() is not None:
-            raise RuntimeError(
-                "a state was loaded into this dataset, and several loader workers would each go on with it, in every epoch anew: load it "
-                "into a liveset.StreamingDataLoader, or use num_workers=0."
-            )
-        progress = self.take_resumed()
-        assert progress is not None
-        self.current_epoch = progress.rules.epoch + progress.finished
-        if progress.finished:
+        progress = self._go_on(grid.world, grid.rank)
+        if progress is None:
             return None
-        check_rank(progress, grid.world, grid.rank)
         stretches = next_stretches(progress, grid.world, 1, progress.stretches[-1].batch)
         batches = Epoch(self._sizes, progress.rules, stretches).batches(grid.rank)
         return (self._read_run(chunks, layout, run) for batch in batches for run in batch)
@@ -311,20 +295,6 @@ class Training(Opened):
         if state_dict:
             self._resumed = self.progress_of(state_dict)
 
-    def reset_state_dict(self) -> None:
-        """Forget a state that was loaded: the next pass is a whole one."""
-        self._resumed = None
-
-    def reset(self) -> None:
-        """Begin again with epoch 1."""
-        self.reset_state_dict()
-        self.current_epoch = 1
-
-    def take_resumed(self) -> Progress | None:
-        """Return the state that was loaded, once."""
-        progress, self._resumed = self._resumed, None
-        return progress
-
     def progress_of(self, state: Mapping[str, Any]) -> Progress:
         """Check a state, move to its version, and return how far it is; nothing has changed when this raises ``StateMismatch``."""
         progress, saved = from_state(state)
@@ -379,12 +349,6 @@ class Training(Opened):
         for name, now in (settings | {"item_shuffle_window": self._window, "drop_last": self.drop_last}).items():
             if state.get(name) != now:
                 self._differs(name, now, state.get(name))
-
-    def _differs(self, name: str, now: object, saved: object) -> None:
-        text = f"The provided `{name}` state doesn't match the current one. Found `{now}` instead of `{saved}`."
-        if not self._forced:
-            raise StateMismatch(f"{text} Give the dataset the value of the state, or force_override_state_dict=True.")
-        warnings.warn(f"{text} The epoch of the state ends as it began.", stacklevel=5)
 
     def _version_of(self, saved: Identity) -> tuple[Snapshot | None, Lease | None]:
         """Open the version of a state; None where the one that is open is read on."""
@@ -442,10 +406,6 @@ class Training(Opened):
 
     # --- settings ----------------------------------------------------------------------------------------------------
 
-    def set_epoch(self, current_epoch: int) -> None:
-        """Choose the epoch (from 1) of the next pass."""
-        self.current_epoch = check_epoch(current_epoch)
-
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the next pass."""
         self.shuffle = shuffle
@@ -458,13 +418,9 @@ class Training(Opened):
         """Set the batch size that the split over workers is made for."""
         self.batch_size = batch_size
 
-    def set_num_workers(self, num_workers: int) -> None:
-        """Set the number of loader workers that the length is told for."""
-        self.num_workers = max(num_workers, 1)
 
-
-class Samples(map):  # type: ignore[type-arg]
-    """One pass over the samples of a dataset in one process; a ``map``, since nothing else counts as quickly.
+class Samples(compress):  # type: ignore[type-arg]
+    """One pass over the samples of a dataset in one process; a ``compress`` by numbers from 1, since nothing else counts as quickly.
 
     Its state is for the same reader alone: the same rank of as many, and the same loader worker of as many.
     """
@@ -478,11 +434,11 @@ class Samples(map):  # type: ignore[type-arg]
 
     def __new__(cls, dataset: Training, grid: Grid, rules: Rules, parts: Iterator[Iterator[Any]], *, whole: bool) -> Self:
         """Begin a pass: a whole one, or the rest of one."""
-        source, counter = [parts], count()
+        source, counter = [parts], count(1)
         samples: Iterator[Any] = chain.from_iterable(_from(source, dataset))
         for transform in dataset.transforms:
             samples = map(transform, samples)
-        self = super().__new__(cls, itemgetter(0), zip(samples, counter, strict=False))
+        self = super().__new__(cls, samples, counter)
         self._dataset, self._grid, self._rules, self._source, self._counter = dataset, grid, rules, source, counter
         self._began = 0 if whole else None
         return self
@@ -503,7 +459,7 @@ class Samples(map):  # type: ignore[type-arg]
         dataset, grid = self._dataset, self._grid
         stretch = Stretch(grid.world, grid.workers, grid.batch, 0)
         state = dataset.state_of(Progress(self._rules, (stretch,), grid.rank, 0, finished=False), grid.workers)
-        return {"dataset": state, "worker": grid.worker, "samples": self._began + int(repr(self._counter)[6:-1])}
+        return {"dataset": state, "worker": grid.worker, "samples": self._began + int(repr(self._counter)[6:-1]) - 1}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where a state was taken, before the first sample of this pass.
@@ -533,13 +489,3 @@ def _from(source: list[Iterator[Any]], dataset: Training) -> Iterator[Iterator[A
     """Yield what the source holds when it is first asked, and count the epoch at the end."""
     yield from source[0]
     dataset.set_epoch(dataset.current_epoch + 1)
-
-
-def check_rank(progress: Progress, world: int, rank: int) -> None:
-    """Warn if a rank goes on from the state of another one."""
-    if world == progress.stretches[-1].world and rank != progress.rank:
-        warnings.warn(
-            f"rank {rank} goes on from a state of rank {progress.rank}: after as many batches of its own, which is right only where all "
-            "ranks had as many when the state was taken.",
-            stacklevel=4,
-        )

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from liveset.errors import Corrupt
 from liveset.storage.cache import ChunkCache
-from liveset.storage.store import Buffer, Entry, Head, Sink, Store, Swap, Tag, check_name
+from liveset.storage.store import Buffer, Entry, Head, Sink, Store, Swap, Tag, check_name, checksum_in
 
 __all__ = ["CachedStore", "Source"]
 
@@ -44,14 +44,14 @@ class CachedStore:
 
         With ``fresh``, what is in the cache is fetched again unless it has its checksum.
         """
-        check, edition = _parted(content)
+        check = checksum_in(content)
         path = f"{self.url}/{check_name(name)}"
 
         def download(sink: Sink) -> None:
             self.source.download(name, sink, size)
 
         try:
-            view = self.cache.open(self._place, name, size, check, edition, download, verify=fresh)
+            view = self.cache.open(self._place, name, size, check, "" if check else content, download, verify=fresh)
         except Corrupt as error:
             if error.file != name:
                 raise
@@ -62,8 +62,8 @@ class CachedStore:
 
     def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
         """The file if it is in the cache."""
-        check, edition = _parted(content)
-        return self.cache.peek(self._place, check_name(name), size, check, edition)
+        check = checksum_in(content)
+        return self.cache.peek(self._place, check_name(name), size, check, "" if check else content)
 
     def forget(self) -> None:
         """Removes the cached files of this place."""
@@ -112,8 +112,3 @@ class CachedStore:
 
     def now(self) -> datetime:
         return self.source.now()
-
-
-def _parted(content: str) -> tuple[str, str]:
-    """What is known of the bytes: their checksum, or something that only tells them from others."""
-    return (content, "") if content.startswith("xxh3:") else ("", content)

@@ -17,10 +17,10 @@ from typing import Any
 
 import xxhash
 
-from liveset.errors import Corrupt, DatasetError, DatasetNotFound, ForeignEdit, NotFound, StorageError, UnsafeStore
+from liveset.errors import Corrupt, DatasetError, DatasetNotFound, NotFound, StorageError, UnsafeStore
 from liveset.storage.files import Files
 from liveset.storage.lock import locked
-from liveset.storage.store import HEAD, PRIVATE, VERSIONS, Buffer, Entry, Head, Sink, Swap, Tag, as_buffers, check_name
+from liveset.storage.store import HEAD, PRIVATE, VERSIONS, Buffer, Entry, Head, Sink, Swap, Tag, as_buffers, check_name, foreign_bytes
 
 __all__ = ["LocalSource", "LocalStore"]
 
@@ -173,11 +173,7 @@ class LocalStore:
             self._make_directories(os.path.dirname(path))
             if os.path.lexists(path):
                 if self.read(name) != data:
-                    raise ForeignEdit(
-                        f"{path} holds other bytes than the version it is named after: another program replaced index.json, "
-                        "or an old one was copied back by hand.",
-                        file=path,
-                    )
+                    raise foreign_bytes(path)
             elif not self._link_head(path, data):
                 temporary = self._temporary(os.path.basename(path))
                 try:

@@ -11,12 +11,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from liveset.errors import Corrupt, DatasetError, ForeignEdit, NotFound, StorageError, UnsafeStore
+from liveset.errors import Corrupt, DatasetError, NotFound, StorageError, UnsafeStore
 from liveset.storage.clients import connect
 from liveset.storage.location import Location
 from liveset.storage.requests import CREATE, Requests
 from liveset.storage.sink import MemorySink, fetched
-from liveset.storage.store import HEAD, PRIVATE, Buffer, Entry, Head, Sink, Swap, Tag, as_buffers, check_name
+from liveset.storage.store import HEAD, PRIVATE, Buffer, Entry, Head, Sink, Swap, Tag, as_buffers, check_name, checksum_in, foreign_bytes
 
 __all__ = ["RemoteStore"]
 
@@ -83,9 +83,10 @@ class RemoteStore:
     def read_head(self) -> Head | None:
         """The head and its tag; None where no ``index.json`` is."""
         try:
-            return Head(*_head(self._requests.get_tagged(self._key(HEAD))))
+            data, tag = self._requests.get_tagged(self._key(HEAD))
         except NotFound:
             return None
+        return Head(data, Tag(tag))
 
     def has_ranges(self) -> bool:
         """Tell whether the server hands out parts of files; asks once in a process, for a byte of the head."""
@@ -96,8 +97,8 @@ class RemoteStore:
 
     def map(self, name: str, size: int, content: str = "", *, fresh: bool = False) -> memoryview:
         """The whole file, in memory; ``Corrupt`` when it is shorter than ``size`` bytes."""
-        check = content if content.startswith("xxh3:") else ""
-        return fetched(lambda: MemorySink(size), self._path(name), size, check, partial(self.download, name, size=size))
+        download = partial(self.download, name, size=size)
+        return fetched(lambda: MemorySink(size), self._path(name), size, checksum_in(content), download)
 
     def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
         """None: nothing is kept here."""
@@ -163,11 +164,7 @@ class RemoteStore:
             with suppress(NotFound):
                 if self._requests.get(key) == data:
                     return
-                raise ForeignEdit(
-                    f"{self._path(name)} holds other bytes than the version it is named after: another program replaced index.json, "
-                    "or an old one was copied back by hand.",
-                    file=self._path(name),
-                )
+                raise foreign_bytes(self._path(name))
             time.sleep(random.uniform(0.05, 0.2))
         raise failure or StorageError(
             f"cannot write {self._path(name)}: the store refuses it, and says that there is none.", file=self._path(name)
@@ -261,11 +258,9 @@ class RemoteStore:
 
 
 _SENDS = 6
+"""How often a file is put under a condition while the store says neither that it is there nor that it is not."""
 _PROBES = 20
-
-
-def _head(found: tuple[bytes, str]) -> tuple[bytes, Tag]:
-    return found[0], Tag(found[1])
+"""How often a probe is begun anew whose answers were lost; each time the store is waited for."""
 
 
 def _other(tag: str) -> str:

@@ -9,6 +9,8 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, NewType, Protocol, cast
 
+from liveset.errors import ForeignEdit
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 else:
@@ -27,6 +29,8 @@ __all__ = [
     "Tag",
     "as_buffers",
     "check_name",
+    "checksum_in",
+    "foreign_bytes",
     "version_name",
 ]
 
@@ -83,6 +87,20 @@ class Entry:
     name: str
     size: int
     modified: datetime
+
+
+def foreign_bytes(path: str) -> ForeignEdit:
+    """The error for an archived version whose file holds other bytes."""
+    return ForeignEdit(
+        f"{path} holds other bytes than the version it is named after: another program replaced index.json, or an old one was copied back "
+        "by hand.",
+        file=path,
+    )
+
+
+def checksum_in(content: str) -> str:
+    """The checksum that tells a file from others of its name (``Store.map``); empty where something else does."""
+    return content if content.startswith("xxh3:") else ""
 
 
 class Sink(Protocol):
