@@ -181,3 +181,13 @@ def test_options_without_a_url_change_nothing(path: Path, capsys: pytest.Capture
     assert call(capsys, "info", f"file://{path}", "--json") == plain
     monkeypatch.chdir(path.parent)
     assert call(capsys, "info", "plays", "--json") == plain
+
+
+@pytest.mark.parametrize(
+    "words", [["info", "s3:/bucket/plays"], ["info", "s3://"], ["cp", "PATH", "gs:bucket"], ["--cache-dir", "PATH", "info", "local:PATH"]]
+)
+def test_places_that_make_no_sense_are_told_as_wrong_use(path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, *[word.replace("PATH", str(path)) for word in words])
+    assert (code, out) == (2, "")
+    assert "Invalid value" in err
+    assert "Traceback" not in err

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from liveset.cli.usage import reworded
+from liveset.storage import open_store
 from liveset.storage.location import Place, parse_location
 
 __all__ = [
@@ -62,15 +63,14 @@ def parse_options(text: str | None, option: str = "--storage-options") -> Mappin
 def reached(place: Place, access: Access) -> Place:
     """Return a place together with how to reach it, after a look at whether that makes sense."""
     place = replace(place, storage_options=access.options, cache_dir=access.cache_dir)
-    if "://" in place.url and not place.url.startswith("file://"):
-        try:
-            location = parse_location(place.url, place.storage_options)
-            if place.storage_options:
-                from liveset.storage.requests import open_object_store
+    try:
+        open_store(place)
+        if place.storage_options and "://" in place.url and not place.url.startswith("file://"):
+            from liveset.storage.requests import open_object_store
 
-                open_object_store(location)
-        except ValueError as error:
-            raise typer.BadParameter(reworded(str(error))) from None  # what it was raised from may show the options
+            open_object_store(parse_location(place.url, place.storage_options))
+    except ValueError as error:
+        raise typer.BadParameter(reworded(str(error))) from None  # what it was raised from may show the options
     return place
 
 
