@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import selectors
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,18 +26,23 @@ class OldToolError(Exception):
         self.kinds = kinds
 
 
+class NoAnswerError(Exception):
+    """The old tool's process hangs or is gone."""
+
+
 class OldTool:
-    """A process with the old tool that answers requests one by one; the commands are the functions of ``old_tool.py``."""
+    """A process with the old tool that answers requests one by one; the commands are the functions of ``old_tool.py``.
+
+    A process that hangs or ends takes only the request with it that it was at: the next one goes to a new process.
+    """
 
     def __init__(self, python: Path, scratch: Path, *, pyarrow: bool) -> None:
+        self._python = python
         self._log = scratch / "old_tool.log"
         path = [] if pyarrow else [str(Path(__file__).parent / "without_pyarrow")]
         env = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}}
-        env |= {"HOME": str(scratch), "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [str(python), "-m", "tests.interop.old_tool"], cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-            )
+        self._env = env | {"HOME": str(scratch), "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __getattr__(self, command: str) -> Any:
         def call(directory: object = None, **arguments: Any) -> Any:
@@ -43,33 +50,59 @@ class OldTool:
 
         return call
 
+    def each(self, command: str, grids: list[dict[str, Any]], **arguments: Any) -> list[Any]:
+        """Return what a reading command answers for each of the grids; where its worker processes hang, ask once more."""
+        answers = []
+        for grid in grids:
+            try:
+                answers.append(self._ask(command, {**arguments, "grid": grid}))
+            except NoAnswerError:
+                answers.append(self._ask(command, {**arguments, "grid": grid}))
+        return answers
+
     def _ask(self, command: str, arguments: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        process = self._process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            self._process.stdin.write(pickle.dumps((command, arguments)))
-            self._process.stdin.flush()
+            process.stdin.write(pickle.dumps((command, arguments)))
+            process.stdin.flush()
             with selectors.DefaultSelector() as selector:
-                selector.register(self._process.stdout, selectors.EVENT_READ)
+                selector.register(process.stdout, selectors.EVENT_READ)
                 if not selector.select(TIMEOUT):
-                    self.close()
-                    pytest.fail(f"no answer from the old tool within {TIMEOUT} s; its log ends:\n{self._tail()}")
-            answer = pickle.load(self._process.stdout)
+                    raise NoAnswerError(f"no answer from the old tool within {TIMEOUT} s; its log ends:\n{self._tail()}")
+            answer = pickle.load(process.stdout)
         except (BrokenPipeError, EOFError):
-            pytest.fail(f"the old tool's process is gone; its log ends:\n{self._tail()}")
+            self.close()
+            raise NoAnswerError(f"the old tool's process is gone; its log ends:\n{self._tail()}") from None
+        except BaseException:  # whatever ends the wait: its answer would be taken for that of the next request
+            self.close()
+            raise
         if answer[0] == "failed":
             raise OldToolError(*answer[1:])
         return answer[1]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [str(self._python), "-m", "tests.interop.old_tool"], cwd=ROOT, env=self._env,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+            )  # fmt: skip
 
     def _tail(self) -> str:
         return self._log.read_text(errors="replace")[-3000:]
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its workers too
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
 
 def _python() -> Path:

@@ -5,11 +5,13 @@ Run as ``python -m tests.interop.old_tool`` by the Python of .venv-litdata; neve
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,46 +64,44 @@ def read(directory: str, how: str = "position", **options: Any) -> list[Plain]:
     return [plain(sample) for sample in dataset]
 
 
-def orders(directory: str, grids: list[dict[str, Any]], epochs: int = 2) -> list[list[list[list[Any]]]]:
-    """Return for each grid the samples of some epochs of one rank's data loader, batch by batch."""
+@contextlib.contextmanager
+def one_of(grid: dict[str, Any]) -> Iterator[None]:
+    """Be the rank of a grid."""
+    os.environ |= {"WORLD_SIZE": str(grid["world"]), "GLOBAL_RANK": str(grid["rank"]), "NNODES": "1"}
+    try:
+        yield
+    finally:
+        for name in ("WORLD_SIZE", "GLOBAL_RANK", "NNODES"):
+            del os.environ[name]
+
+
+def order(directory: str, grid: dict[str, Any], epochs: int = 2) -> list[list[list[Any]]]:
+    """Return the samples of some epochs of one rank's data loader, batch by batch."""
     import litdata
 
-    told = []
-    for grid in grids:
-        os.environ |= {"WORLD_SIZE": str(grid["world"]), "GLOBAL_RANK": str(grid["rank"]), "NNODES": "1"}
-        try:
-            dataset = litdata.StreamingDataset(directory, **grid["dataset"])
-            loader = litdata.StreamingDataLoader(dataset, batch_size=grid["batch"], num_workers=grid["workers"], collate_fn=list)
-            told.append([[list(batch) for batch in loader] for _ in range(epochs)])
-        finally:
-            for name in ("WORLD_SIZE", "GLOBAL_RANK", "NNODES"):
-                del os.environ[name]
-    return told
+    with one_of(grid):
+        dataset = litdata.StreamingDataset(directory, **grid["dataset"])
+        loader = litdata.StreamingDataLoader(dataset, batch_size=grid["batch"], num_workers=grid["workers"], collate_fn=list)
+        return [[list(batch) for batch in loader] for _ in range(epochs)]
 
 
-def mixes(kind: str, grids: list[dict[str, Any]], epochs: int = 2) -> list[Any]:
-    """Return for each grid the batches of some epochs of one rank's data loader over several datasets; None where the old tool fails."""
+def mix(kind: str, grid: dict[str, Any], epochs: int = 2) -> list[list[list[Plain]]] | None:
+    """Return the batches of some epochs of one rank's data loader over several datasets; None where the old tool fails."""
     import litdata
 
     make = {"combined": litdata.CombinedStreamingDataset, "parallel": litdata.ParallelStreamingDataset}[kind]
-    told: list[Any] = []
-    for grid in grids:
-        os.environ |= {"WORLD_SIZE": str(grid["world"]), "GLOBAL_RANK": str(grid["rank"]), "NNODES": "1"}
+    with one_of(grid):
         try:
             datasets = [litdata.StreamingDataset(directory, **grid["dataset"]) for directory in grid["directories"]]
             mix = make(datasets, **grid["mix"])
             loader = litdata.StreamingDataLoader(mix, batch_size=grid["batch"], num_workers=grid["workers"], collate_fn=list)
-            told.append([[[plain(sample) for sample in batch] for batch in loader] for _ in range(epochs)])
+            return [[[plain(sample) for sample in batch] for batch in loader] for _ in range(epochs)]
         except AssertionError:
-            told.append(None)
+            return None
         except RuntimeError as error:
             if "exited unexpectedly" not in str(error):  # what becomes of its assertion in a worker, now and then
                 raise
-            told.append(None)
-        finally:
-            for name in ("WORLD_SIZE", "GLOBAL_RANK", "NNODES"):
-                del os.environ[name]
-    return told
+            return None
 
 
 def splits(directory: str, splits: list[float], mixed: bool = True, **options: Any) -> list[list[Plain]]:
@@ -147,7 +147,7 @@ def provide_jpeg_decoder() -> None:
     sys.modules.update({"torchvision": torchvision, "torchvision.io": io_module})
 
 
-COMMANDS = {command.__name__: command for command in (write, optimize, update, read, orders, mixes, splits, key, has_pyarrow)}
+COMMANDS = {command.__name__: command for command in (write, optimize, update, read, order, mix, splits, key, has_pyarrow)}
 
 
 def serve() -> None:

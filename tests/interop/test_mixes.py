@@ -49,7 +49,7 @@ def grids(paths: dict[str, Path], mixes: list[dict[str, Any]], names: list[str],
 def test_stratified_mixes(old_tool: OldTool, paths: dict[str, Path]) -> None:
     weighted = {"iterate_over_all": False, "weights": [0.2, 0.5, 0.3]}
     wanted = grids(paths, [{}], ["abc"], [1, 5]) + grids(paths, [{"seed": 3}], ["ca"], [5]) + grids(paths, [weighted], ["abc"], [4])
-    for grid, theirs in zip(wanted, old_tool.mixes(kind="combined", grids=wanted), strict=True):
+    for grid, theirs in zip(wanted, old_tool.each("mix", wanted, kind="combined"), strict=True):
         told = ours(liveset.CombinedStreamingDataset, grid)
         if grid["mix"] == weighted and grid["world"] > 1:  # where we leave out what is no whole batch
             theirs = [[batch for batch in epoch if len(batch) == grid["batch"]] for epoch in theirs]
@@ -59,7 +59,7 @@ def test_stratified_mixes(old_tool: OldTool, paths: dict[str, Path]) -> None:
 def test_batches_of_one_dataset_each(old_tool: OldTool, paths: dict[str, Path]) -> None:
     """Of whole batches only: where a dataset ends, the old tool fills a batch with samples of another one."""
     wanted = grids(paths, [{"batching_method": "per_stream"}], ["abc"], [3, 6])
-    for grid, theirs in zip(wanted, old_tool.mixes(kind="combined", grids=wanted), strict=True):
+    for grid, theirs in zip(wanted, old_tool.each("mix", wanted, kind="combined"), strict=True):
         assert ours(liveset.CombinedStreamingDataset, grid) == theirs, grid
 
 
@@ -67,7 +67,7 @@ def test_side_by_side(old_tool: OldTool, paths: dict[str, Path]) -> None:
     lengths = [{}, {"length": 12}, {"length": 40}, {"length": 40, "resume": False}]
     wanted = grids(paths, lengths, ["abc"], [2])  # the old tool reads nothing where a worker has no sample of a dataset
     equal = 0
-    for grid, theirs in zip(wanted, old_tool.mixes(kind="parallel", grids=wanted), strict=True):
+    for grid, theirs in zip(wanted, old_tool.each("mix", wanted, kind="parallel"), strict=True):
         told = ours(liveset.ParallelStreamingDataset, grid)
         if theirs is not None:
             equal += told == theirs

@@ -52,7 +52,7 @@ def ours(path: Path, grid: dict[str, Any]) -> list[list[list[int]]]:
 def test_the_order_of_batches(count: int, chunk_size: int, old_tool: OldTool, tmp_path: Path) -> None:
     old_tool.write(tmp_path / "ds", kind="int", count=count, chunk_size=chunk_size)
     chosen = grids(count, 12, workers=(0,)) + grids(count + 1, 8, workers=(1, 2))
-    theirs = old_tool.orders(tmp_path / "ds", grids=chosen)
+    theirs = old_tool.each("order", chosen, directory=str(tmp_path / "ds"))
     for grid, expected in zip(chosen, theirs, strict=True):
         assert ours(tmp_path / "ds", grid) == expected, grid
 
@@ -63,4 +63,4 @@ def test_the_order_of_batches_of_what_we_wrote(old_tool: OldTool, tmp_path: Path
     liveset.optimize(fn=make("int"), inputs=range(31), output_dir=tmp_path / "ds", num_workers=1, chunk_size=8, verbose=False)
     liveset.optimize(fn=make("int"), inputs=range(31, 40), output_dir=tmp_path / "ds", num_workers=1, chunk_size=3, mode="append")
     chosen = [grid for grid in grids(5, 16, workers=(0,)) if grid["dataset"]["drop_last"] is not False]
-    assert [ours(tmp_path / "ds", grid) for grid in chosen] == old_tool.orders(tmp_path / "ds", grids=chosen)
+    assert [ours(tmp_path / "ds", grid) for grid in chosen] == old_tool.each("order", chosen, directory=str(tmp_path / "ds"))
