@@ -6,6 +6,7 @@ Run as ``python -m tests.interop.old_tool`` by the Python of .venv-litdata; neve
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -67,6 +68,7 @@ def read(directory: str, how: str = "position", **options: Any) -> list[Plain]:
 @contextlib.contextmanager
 def one_of(grid: dict[str, Any]) -> Iterator[None]:
     """Be the rank of a grid."""
+    multiprocessing.set_start_method("fork", force=True)  # optimize() has made it "spawn", with a second of imports per worker
     os.environ |= {"WORLD_SIZE": str(grid["world"]), "GLOBAL_RANK": str(grid["rank"]), "NNODES": "1"}
     try:
         yield
