@@ -9,8 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liveset.errors import Corrupt, DuplicateKeys, UnsupportedFormat
-from liveset.format import keytable
-from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Place, Rows, join_tables, normalize_key, pack_table, shard_of
+from liveset.format import keyfront, keytable
+from liveset.format.keytable import (
+    DELETED,
+    Key,
+    KeyColumn,
+    KeyTable,
+    Place,
+    Rows,
+    hashed_key,
+    join_tables,
+    normalize_key,
+    pack_table,
+    shard_of,
+)
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 _INT = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -18,6 +30,12 @@ CHUNKS = st.one_of(
     st.lists(st.lists(_TEXT, max_size=5), max_size=5),
     st.lists(st.lists(_INT, max_size=5), max_size=5),
 ).filter(lambda chunks: len({key for keys in chunks for key in keys}) == sum(map(len, chunks)))
+
+
+@pytest.fixture(autouse=True, params=[4096, 40])
+def _pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with as many pages as a large table has."""
+    monkeypatch.setattr(keyfront, "_PAGE", request.param)
 
 
 def table(chunks: list[list[Key]]) -> KeyTable:
@@ -38,7 +56,14 @@ def test_every_key_is_found_and_every_sample_knows_its_key(chunks: list[list[Key
         assert made.keys_of(f"c{number}") == keys
     assert dict(made) == dict(flat)
     column = KeyColumn.of([key for key, _ in flat])
-    assert [made.place(row) for row in made.find_many(column).tolist() if row >= 0] == [place for _, place in flat]
+    numbers, slots = made.look_up_many(column)
+    assert [(made.directory[number][0], slot) for number, slot in zip(numbers.tolist(), slots.tolist(), strict=True)] == [
+        p for _, p in flat
+    ]
+    for key, (chunk, slot) in flat:
+        found = made.look_up(*hashed_key(key))
+        assert found is not None
+        assert (made.directory[found[0]][0], found[1]) == (chunk, slot)
     assert list(column) == [key for key, _ in flat]
 
 
@@ -48,7 +73,7 @@ def test_what_was_not_put_in_is_not_found(chunks: list[list[Key]], text: str, nu
     for key in (text, number):
         if all(key != other or type(key) is not type(other) for keys in chunks for other in keys):
             assert made.find(key) is None
-            assert made.find_many(KeyColumn.of([key])).tolist() == [-1]
+            assert made.look_up_many(KeyColumn.of([key]))[0].tolist() == [-1]
 
 
 @given(CHUNKS, st.data())
@@ -82,7 +107,7 @@ def test_keys_whose_hashes_collide_are_told_apart(monkeypatch: pytest.MonkeyPatc
             assert row is not None
             assert made.place(row) == Place(f"c{number}", slot)
     assert made.find("other") is None
-    assert made.find_many(KeyColumn.of(["m3", "other"])).tolist() == [made.find("m3"), -1]
+    assert [part.tolist() for part in made.look_up_many(KeyColumn.of(["m3", "other", "k7"]))] == [[1, -1, 0], [3, 0, 7]]
     with pytest.raises(DuplicateKeys) as caught:
         table([["a", "b", "c", "d", "a"], ["c"]])
     assert set(caught.value.keys) == {"a", "c"}
@@ -107,6 +132,8 @@ def test_deleted_keys_have_no_place() -> None:
     gone = made.find("gone")
     assert gone is not None
     assert made.place(gone) is None
+    assert made.look_up(*hashed_key("gone")) == (DELETED, 0)
+    assert made.look_up_many(KeyColumn.of(["here", "gone"]))[0].tolist() == [0, DELETED]
     assert made.keys_of("c") == ["here"]
     assert dict(made) == {"gone": None, "here": Place("c", 0)}
 
@@ -161,4 +188,4 @@ def test_keys_are_normalized() -> None:
 def test_a_table_of_a_newer_format_says_so() -> None:
     data = b"".join(pack_table(Rows.of_chunks([("c", KeyColumn.of(["a"]))])))
     with pytest.raises(UnsupportedFormat, match="newer liveset"):
-        KeyTable(b"LSKEYS04" + data[8:], "t.keys")
+        KeyTable(b"LSKEYS05" + data[8:], "t.keys")

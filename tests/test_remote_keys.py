@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,19 @@ import liveset
 from liveset import keystore
 from liveset.edit.session import dataset_update
 from liveset.errors import Corrupt, NotFound
-from liveset.format import remotetable
+from liveset.format import keyfront, keytable, remotetable
 from liveset.format.config import make_config
 from liveset.format.index import ChunkRecord, Index
 from liveset.format.keytable import Key, KeyColumn
-from liveset.format.remotetable import RangedKeyTable
 from liveset.format.schema import Schema
 from liveset.format.stamp import KeyFiles, Redirects
 from liveset.format.tree import Leaf
-from liveset.keystore import TableFile, TableKeys, open_keys
+from liveset.keystore import TableKeys, open_keys
 from liveset.snapshot import Snapshot, open_snapshot
-from liveset.storage import Store, open_store
+from liveset.storage import Place, Store, open_store
 from liveset.testing import WrappedStore
+from tests.support.remote import place_at
+from tests.support.stub_server import StubServer
 from tests.support.writing import write_dataset
 from tests.test_keyfiles import Edited, edit_and_check
 
@@ -49,7 +49,8 @@ class FarStore(WrappedStore):
         return True
 
     def map(self, name: str, size: int, content: str = "", *, fresh: bool = False) -> memoryview:
-        self.fetched.append(name)
+        if name not in self.fetched:
+            self.fetched.append(name)
         return self.store.map(name, size, content, fresh=fresh)
 
     def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
@@ -73,12 +74,10 @@ class FarEdited(Edited):
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables are large from the first byte, and never fetched because of their lookups; little of them is kept."""
-    monkeypatch.setattr(keystore, "_SMALL", 0)
-    monkeypatch.setattr(keystore, "_LOOKUPS", 1 << 40)
+    monkeypatch.setattr(keystore, "_REQUEST", 1e-9)
     monkeypatch.setattr(keystore, "_BYTES_PER_KEY", 1)
-    monkeypatch.setattr(remotetable, "_PAGE", 32)
-    monkeypatch.setattr(remotetable, "_GAP", 1)
-    monkeypatch.setattr(remotetable, "_KEPT", 3)
+    monkeypatch.setattr(keyfront, "_PAGE", 64)
+    monkeypatch.setattr(remotetable, "_KEPT", 200)
 
 
 @pytest.mark.usefixtures("parts")
@@ -98,10 +97,12 @@ def far_keys(count: int = LARGE) -> tuple[FarStore, TableKeys, list[str]]:
 def test_a_few_lookups_in_a_large_table_read_parts_and_more_fetch_it() -> None:
     store, table, keys = far_keys()
     (name,) = table.files.tables
-    for number in range(0, 80_000, 10_000):
-        assert table.locate(keys[number]) == (number // 1000, 0)
+    few = table.files.sizes[name] // 1_000_000
+    assert few >= 4
+    for number in range(few):
+        assert table.locate(keys[number * 10_000]) == (number * 10, 0)
     assert store.fetched == []
-    assert sum(count for _, count in store.ranges) < 8 * 6 + 2
+    assert sum(count for _, count in store.ranges) == 1 + few
     store.ranges.clear()
     for number in range(0, LARGE, 9_999):
         assert table.locate(keys[number]) == divmod(number, 1000)
@@ -142,21 +143,6 @@ def test_tables_that_are_small_or_cached_or_of_unknown_size_are_not_read_in_part
     store.map(name, 0)
     assert table.locate(keys[3]) == (0, 3)
     assert (store.fetched, store.ranges) == ([name], [])
-
-
-def test_a_larger_table_is_worth_more_lookups() -> None:
-    store, table, _ = far_keys()
-    (name,) = table.files.tables
-    size = table.files.sizes[name]
-    for factor, lookups in ((1, 8), (100, size * 100 // 16_000_000)):
-        file = TableFile(store, name, size * factor)
-        assert [isinstance(file.table(1), RangedKeyTable) for _ in range(lookups)] == [True] * lookups
-        assert lookups >= 8
-        assert store.fetched == []
-        with suppress(Corrupt):  # the file is not as large as that
-            file.table(1)
-        assert store.fetched == [name]
-        store.fetched.clear()
 
 
 def test_a_wrong_size_is_damage_that_names_the_table() -> None:
@@ -295,3 +281,82 @@ def test_columns_are_looked_up_in_parts_too() -> None:
     store, table, keys = far_keys()
     assert table.locate_column(KeyColumn.of(["none", keys[5]])) == [None, (0, 5)]
     assert store.fetched == []
+
+
+def test_tables_of_earlier_versions_are_fetched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keystore, "_REQUEST", 1)
+    monkeypatch.setattr(keystore, "_BYTES_PER_KEY", 1)
+    store, keys = far(Path(__file__).parent / "golden" / "v1" / "zstd-chunk")
+    names = list(keys.files.tables)
+    keys.files = replace(keys.files, sizes={name: store.store.map(name, 0).nbytes for name in names})  # as liveset told them later
+    assert places(keys, 1, 9, 11) == [(0, 1), (2, 1), None]
+    assert sorted(store.fetched) == sorted(names)
+    assert len(store.ranges) == len(names)  # their beginnings, once
+
+
+@pytest.fixture
+def plays(stub: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Large enough to read the table and the chunks in parts, on a server that counts."""
+    monkeypatch.setattr(keystore, "_REQUEST", 1)
+    monkeypatch.setattr(keystore, "_BYTES_PER_KEY", 1)
+    monkeypatch.setattr(keyfront, "_PAGE", 256)
+    folder = stub.root / "plays"
+    liveset.optimize(large, range(200), place_at(folder), chunk_bytes=4_000_000, key_fn="id", num_workers=1, verbose=False)
+    stub.forget()
+    return place_at(folder)
+
+
+def large(number: int) -> dict[str, Any]:
+    return {"id": f"k{number}", "n": number, "blob": bytes(40_000)}
+
+
+def gets(stub: StubServer) -> list[str]:
+    """Folder and kind of the files that were asked for, each with a range."""
+    assert all(request.range for request in stub.requests if not request.name.endswith("index.json"))
+    found = [request.name.split("plays/")[1].split("-")[0] for request in stub.requests]
+    stub.forget()
+    return found
+
+
+def test_a_sample_by_key_is_five_requests_with_that_for_the_head(stub: StubServer, plays: Place) -> None:
+    dataset = liveset.StreamingDataset(plays)
+    assert dataset["k7"]["n"] == 7
+    assert gets(stub) == ["index.json", "_liveset/keys/base", "_liveset/keys/base", "chunk", "chunk"]
+    assert dataset["k150"]["n"] == 150  # a chunk that was not read before
+    assert gets(stub) == ["_liveset/keys/base", "chunk", "chunk"]
+    assert dataset["k151"]["n"] == 151
+    assert gets(stub) == ["_liveset/keys/base", "chunk"]
+    assert dataset["k7"]["n"] == 7  # its page is known
+    assert gets(stub) == ["chunk"]
+    assert "none" not in dataset.keys
+    assert gets(stub) == ["_liveset/keys/base"]
+
+
+def test_a_cached_table_that_is_damaged_is_fetched_again(
+    stub: StubServer, plays: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keystore, "_REQUEST", 1 << 40)
+    cached = Place(plays.url, storage_options=plays.storage_options, cache_dir=tmp_path / "cache")
+    (name,) = liveset.StreamingDataset(cached).keys._store.files.tables  # type: ignore[attr-defined]
+    for checked in (1 << 40, 0):  # also such as are too large to be checked where they are mapped
+        monkeypatch.setattr(keytable, "CHECKED_SIZE", checked)
+        monkeypatch.setattr(keystore, "CHECKED_SIZE", checked)
+        stub.forget()
+        assert [liveset.StreamingDataset(cached).keys.place(f"k{number}") for number in range(0, 200, 99)] == [(0, 0), (1, 0), (2, 0)]
+        assert stub.count("GET", r"\.keys$") == (checked > 0)
+        (file,) = (file for file in (tmp_path / "cache").rglob("*.cached") if file.read_bytes()[:6] == keyfront.MAGIC[:6])
+        data = bytearray(file.read_bytes())
+        for at in (3, len(data) // 2):
+            damaged = data.copy()
+            damaged[at] ^= 0x55
+            file.write_bytes(damaged)
+            stub.forget()
+            assert [liveset.StreamingDataset(cached).keys.place(f"k{number}") for number in (0, 99)] == [(0, 0), (1, 0)]
+            assert stub.count("GET", r"\.keys$") == 1
+            assert file.read_bytes() == data
+    store = open_store(plays)
+    store.delete([name])
+    store.write(name, bytes(damaged))
+    file.unlink()
+    with pytest.raises(Corrupt, match="checksum differs"):
+        liveset.StreamingDataset(cached).keys.place("k0")

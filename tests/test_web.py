@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import liveset
+from liveset import keystore
 from liveset.cli import main
 from tests.support.foreign import write_foreign
 from tests.support.services import WebServer
@@ -96,6 +97,22 @@ def test_facts_and_checks(place: liveset.Place, docs: Path) -> None:
     victim.write_bytes(victim.read_bytes()[:-1] + b"?")
     fresh = liveset.Place(place.url, cache_dir=False)
     assert [damage.file for damage in liveset.verify(fresh).damaged] == [victim.name]
+
+
+def test_a_large_key_table_is_fetched_once_where_no_parts_can_be_had(
+    at: Callable[[str], liveset.Place], docs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keystore, "_REQUEST", 1)
+    monkeypatch.setattr(keystore, "_BYTES_PER_KEY", 1)
+    place = at(docs.name)
+    ds = liveset.StreamingDataset(place)
+    assert ds["k7"]["n"] == 7
+    held = [file for file in (tmp_path / "cache").rglob("*.cached") if file.read_bytes().startswith(b"LSKEYS")]
+    assert len(held) == (2 if "norange" in str(place) else 0)
+    shutil.rmtree(docs / "_liveset" / "keys")
+    if held:
+        assert [ds[f"k{number}"]["n"] for number in (3, 8, 7)] == [-3, 8, 7]
+        assert ds.keys.find("k5") is None
 
 
 def test_a_dataset_of_another_program(at: Callable[[str], liveset.Place], web: tuple[WebServer, Path], tmp_path: Path) -> None:

@@ -16,25 +16,22 @@ import numpy as np
 
 from liveset.errors import Corrupt, KeyNotFound, NotFound
 from liveset.format.index import Index
-from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Place, hashed_key, moved_up
+from liveset.format.keytable import CHECKED_SIZE, DELETED, Key, KeyColumn, KeyTable, hashed_key, moved_up
 from liveset.format.lazy import lazy
 from liveset.format.remotetable import RangedKeyTable
 from liveset.format.stamp import KeyFiles
 from liveset.snapshot import Snapshot, open_snapshot
-from liveset.storage import Store
+from liveset.storage import Store, has_ranges
 
 __all__ = ["KeyStore", "TableFile", "TableKeys", "open_keys"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Reading parts of a table is a few round trips and requests for each lookup; fetching it whole is one request and all of its bytes. What is
-# spent on parts before a table is fetched is about what fetching costs, so no order of lookups costs much more than twice the cheapest way.
-_SMALL = 2_000_000
-"""Bytes of a table that is fetched at once."""
-_LOOKUPS = 8
-_BYTES_PER_LOOKUP = 16_000_000
-"""Larger tables are worth more lookups: about what arrives in the time of their round trips."""
+# Reading parts of a table is a request for each lookup; fetching it whole is one for all, and all of its bytes. What is spent on parts
+# before a table is fetched is about what fetching costs, so no order of lookups costs much more than twice the cheapest way.
+_REQUEST = 1_000_000
+"""Bytes that cost about as much as a request; tables up to twice as large are fetched at once."""
 _BYTES_PER_KEY = 400_000
 """Where more keys are looked up at once, much of the table would be read anyway."""
 
@@ -104,18 +101,30 @@ class TableFile:
         store: where it lies.
         name: of the file.
         size: its bytes, 0 where they are not known.
+        directory: bytes that naming the chunks takes, as far as that is known.
     """
 
-    def __init__(self, store: Store, name: str, size: int = 0) -> None:
-        self._store, self._name, self._size = store, name, size
+    def __init__(self, store: Store, name: str, size: int = 0, directory: int = 0) -> None:
+        self._store, self._name, self._size, self._directory = store, name, size, directory
         self._lookups = 0
         self._parts: RangedKeyTable | None = None
 
     @lazy
     def whole(self) -> KeyTable:
-        """The table, fetched or mapped."""
+        """The table, fetched or mapped; one that was fetched is compared with its checksum, and fetched again if a cache has damaged it."""
         with self._named():
-            return KeyTable(self._store.map(self._name, self._size), self._name)
+            try:
+                return self._opened(self._store.map(self._name, self._size))
+            except Corrupt:
+                if not self._store.remote:
+                    raise
+            return self._opened(self._store.map(self._name, self._size, fresh=True))
+
+    def _opened(self, view: memoryview) -> KeyTable:
+        table = KeyTable(view, self._name)
+        if self._store.remote and len(view) > CHECKED_SIZE:
+            table.check()
+        return table
 
     def table(self, keys: int = 0) -> KeyTable | RangedKeyTable:
         """Return the table for looking up so many keys at once; 0 for a look at its header."""
@@ -125,18 +134,16 @@ class TableFile:
 
     def _in_parts(self, keys: int) -> RangedKeyTable | None:
         self._lookups += keys > 0
-        enough = max(_LOOKUPS, self._size // _BYTES_PER_LOOKUP)
-        if self._size <= _SMALL or self._lookups > enough or keys > self._size // _BYTES_PER_KEY:
+        if self._size <= 2 * _REQUEST or self._lookups > self._size // _REQUEST or keys > self._size // _BYTES_PER_KEY:
             self._parts = None
-            return None
-        if self._parts is None:
-            with self._named():
-                view = self._store.cached(self._name, self._size)
-            if view is not None:
-                self.__dict__.setdefault("whole", KeyTable(view, self._name))
-                return None
-            self._parts = RangedKeyTable(self._read, self._size, self._name)
+        elif self._parts is None and not self._is_cached() and has_ranges(self._store):
+            parts = RangedKeyTable(self._read, self._size, self._name, self._directory)
+            self._parts = parts if parts.readable else None
         return self._parts
+
+    def _is_cached(self) -> bool:
+        with self._named():
+            return self._store.cached(self._name, self._size) is not None
 
     def _read(self, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         with self._named():
@@ -170,7 +177,9 @@ class TableKeys:
 
     @lazy
     def _files(self) -> list[TableFile]:
-        return [TableFile(self._snapshot.store, name, self.files.sizes.get(name, 0)) for name in reversed(self.files.tables)]
+        records = self._snapshot.index.chunks if self._snapshot.store.remote else ()
+        directory = sum(len(record.id or record.filename) + len(f'["",{record.samples}],') for record in records)
+        return [TableFile(self._snapshot.store, name, self.files.sizes.get(name, 0), directory) for name in reversed(self.files.tables)]
 
     def _each(self, keys: int) -> Iterable[KeyTable | RangedKeyTable]:
         """Return the tables, newest first, for looking up so many keys; on a remote store each is opened when its turn comes."""
@@ -212,9 +221,11 @@ class TableKeys:
     def _locate(self, key: Key) -> tuple[int, int] | None:
         stored, hashed = hashed_key(key)
         for number, table in enumerate(self._each(1)):
-            if (row := table.find_stored(stored, hashed)) is not None:
-                place = self._resolve(table.place(row), table)
-                return self._there(self._moved(place, number) if self._removed else place) if place is not None else None
+            if (found := table.look_up(stored, hashed)) is not None:
+                if found[0] == DELETED:
+                    return None
+                place = self._number(table, found[0]), found[1]
+                return self._there(self._moved(place, number) if self._removed else place)
         return None
 
     def _there(self, place: tuple[int, int]) -> tuple[int, int] | None:
@@ -245,14 +256,12 @@ class TableKeys:
         for number, table in enumerate(self._each(len(keys))):
             if not len(left):
                 break
-            rows = table.find_many(keys.take(left) if len(left) < len(keys) else keys)
-            hits = np.flatnonzero(rows >= 0)
-            chunks, slots = table.places(rows[hits])
-            for i, chunk, slot in zip(left[hits].tolist(), chunks.tolist(), slots.tolist(), strict=True):
-                if chunk != DELETED:
-                    place = self._number(table, chunk), slot
-                    places[i] = self._there(self._moved(place, number) if self._removed else place)
-            left = left[rows < 0]
+            chunks, slots = table.look_up_many(keys.take(left) if len(left) < len(keys) else keys)
+            live = (chunks >= 0) & (chunks != DELETED)
+            for i, chunk, slot in zip(left[live].tolist(), chunks[live].tolist(), slots[live].tolist(), strict=True):
+                place = self._number(table, chunk), slot
+                places[i] = self._there(self._moved(place, number) if self._removed else place)
+            left = left[chunks < 0]
         return places
 
     def key_at(self, chunk: int, slot: int) -> Key:
@@ -296,14 +305,6 @@ class TableKeys:
             return self._numbers[table.directory[chunk][0]]
         except LookupError:
             raise Corrupt(f"{table.file} names a chunk that the index does not list.", file=table.file) from None
-
-    def _resolve(self, place: Place | None, table: KeyTable | RangedKeyTable) -> tuple[int, int] | None:
-        if place is None:
-            return None
-        number = self._numbers.get(place.chunk)
-        if number is None:
-            raise Corrupt(f"{table.file} names the chunk {place.chunk!r}, which the index does not list.", file=table.file)
-        return number, place.slot
 
 
 def missing_key(keys: KeyStore, key: Any, path: str) -> KeyNotFound:

@@ -137,6 +137,11 @@ def media(i: int) -> dict[str, Any]:
     }
 
 
+def wordy(i: int) -> dict[str, Any]:
+    """So long a key that a few fill several pages of a key table."""
+    return {"id": f"{i}:" + "né" * (100 + 7 * i % 50), "n": i}
+
+
 def nullable(i: int) -> dict[str, Any]:
     return {"id": f"k{i}", "n": i if i % 3 != 1 else None, "x": i / 2, "list": [i]}
 
@@ -245,6 +250,15 @@ def make_compacted(path: Path) -> None:
         update.commit()
 
 
+def make_long_keys(path: Path) -> None:
+    put(wordy, path, range(40), chunk_size=9, key_fn="id")
+    with liveset.dataset_update(path) as update:
+        for i in (3, 4, 20):
+            del update[wordy(i)["id"]]
+        update.commit()
+    put(wordy, path, range(40, 44), mode="append")
+
+
 def forget_field(path: Path) -> None:
     """Only our datasets remember which field holds the key."""
     index = json.loads((path / "index.json").read_bytes())
@@ -278,6 +292,7 @@ GOLDEN = {
     "adopted-arrow": Golden(make_adopted_arrow, nullable),
     "edited": Golden(make_edited, row),
     "compacted": Golden(make_compacted, row),
+    "long-keys": Golden(make_long_keys, wordy),
 }
 
 

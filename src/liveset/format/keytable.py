@@ -1,33 +1,20 @@
-"""Key tables: where the sample of each key lives, as arrays that are searched in place.
+"""Key tables: where the sample of each key lives, in pages that are searched in place.
 
-A table is one immutable file: hashes of the keys in ascending order, and beside each the key itself, the chunk and the slot. A lookup is a
-binary search in the mapped file and one comparison with the stored key, so it reads a few pages whatever the number of keys, needs no
-decoding, and works in forked processes. A table names chunks by their ids, which outlive the files that hold the chunks.
+A table is one immutable file. Its rows (a hash of the key, chunk and slot, and the key itself) stand in the order of the hashes, divided
+into pages by the first bits of the hash. So the page of a key follows from its hash, and has all that a lookup needs: in a mapped file that
+is a binary search among some hundred rows, which decodes nothing and works in forked processes, and on another machine it is one request. A
+table names chunks by their ids, which outlive the files that hold the chunks.
 
 Samples that leave a chunk make those behind them move down. A delta says so by the slots that became free, not by new rows for all that
 moved: the place of a key is the one in its row, less the free slots before it that later tables name. So a delete writes as many rows as it
-removes samples, whatever the size of the chunks.
-
-Layout, little-endian, each section padded to a multiple of 8 bytes::
-
-    header      "LSKEYS02" ("LSKEYS03" where slots became free), u8 kind (0 text, 1 int), 7 bytes 0, u64 rows, u64 live rows,
-                u64 bytes of the directory, u64 bytes of the heap,
-                u64 xxh3-64 of all that follows the header and, before it, of the header without this
-    hashes      u64[rows]       xxh3-64 of the key's bytes, ascending
-    keys        i64[rows] for int keys; u64[rows + 1] bounds in the heap for text
-    chunks      u32[rows]       number in the directory; 0xffffffff: the key was deleted
-    slots       u32[rows]
-    order       u32[live rows]  rows by chunk and slot
-    directory   JSON [[chunk id, samples], ...]; with a third number, how many slots became free, where some chunk has such slots
-    heap        UTF-8 of the text keys
-    removed     u32[...]        the slots that became free, ascending, chunk by chunk of the directory
+removes samples, whatever the size of the chunks. The layout of the file is in ``keyfront``.
 """
 
 from __future__ import annotations
 
 import reprlib
 import struct
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -37,24 +24,31 @@ import msgspec
 import numpy as np
 import xxhash
 
-from liveset.errors import Corrupt, DuplicateKeys, UnsupportedFormat
+from liveset.errors import Corrupt, DuplicateKeys
+from liveset.format.keyfront import (
+    CHECK,
+    COLUMNS_HEADER,
+    HEADER,
+    HEADER_SIZE,
+    KINDS,
+    MAGIC,
+    Front,
+    Listing,
+    checksum,
+    damaged,
+    has_pages,
+    page_bits,
+    room,
+)
 
 Key: TypeAlias = str | int
 
-MAGIC = b"LSKEYS02"
-MAGIC_REMOVED = b"LSKEYS03"  # who does not know of free slots must not guess
 DELETED = 0xFFFFFFFF
-_HEADER = struct.Struct("<8sB7xQQQQ")
-_CHECK = struct.Struct("<Q")
-HEADER_SIZE = _HEADER.size + _CHECK.size
-"""Bytes before the first section."""
 # Larger tables are only checked when somebody asks for it: reading them whole would make the first lookup slow.
 CHECKED_SIZE = 64_000_000
 _INT = struct.Struct("<q")
-_KINDS: tuple[type, type] = (str, int)
 _hash = xxhash.xxh3_64_intdigest
 _Array: TypeAlias = np.ndarray[Any, Any]
-_Bytes: TypeAlias = bytes | memoryview
 
 
 class Place(NamedTuple):
@@ -207,7 +201,7 @@ class Rows:
         )
 
 
-def pack_table(rows: Rows) -> list[bytes]:
+def pack_table(rows: Rows) -> list[Any]:
     """Return the buffers of a table file.
 
     Raises:
@@ -216,30 +210,51 @@ def pack_table(rows: Rows) -> list[bytes]:
     by_hash = np.argsort(rows.keys.hashes, kind="stable")
     keys = rows.keys.take(by_hash)
     _refuse_repeated(keys, by_hash, rows.keys)
-    if keys.kind is int:
-        column, heap = keys.heap, b""
-    else:
-        column, heap = keys.bounds.tobytes(), keys.heap
-    chunks, slots = rows.chunks[by_hash].astype("<u4"), rows.slots[by_hash].astype("<u4")
+    chunks, slots = rows.chunks[by_hash], rows.slots[by_hash]
     live = np.flatnonzero(chunks != DELETED)
     order = live[np.lexsort((slots[live], chunks[live]))].astype("<u4")
     listed: list[tuple[str | int, ...]] = [*rows.directory]
     if rows.removed:
         listed = [(*entry, 0) for entry in listed] + [(chunk, 0, len(free)) for chunk, free in rows.removed.items()]
     directory = msgspec.json.encode(listed)
-    header = _HEADER.pack(MAGIC_REMOVED if rows.removed else MAGIC, int(keys.kind is int), len(keys), len(order), len(directory), len(heap))
+    bits = page_bits(24 * len(keys) + (len(keys.heap) if keys.kind is str else 0))
+    firsts = np.searchsorted(_pages_of(keys.hashes, bits), np.arange((1 << bits) + 1))
+    start = HEADER_SIZE + room(4 * len(firsts)) + 8 * len(firsts) + room(len(directory))
+    offsets, pages = _pack_pages(keys, chunks.astype("<u8") | slots.astype("<u8") << np.uint64(32), firsts, start // 8)
+    header = HEADER.pack(MAGIC, int(keys.kind is int), bits, len(keys), len(order), len(directory))
+    front = [_padded(firsts.astype("<u4").tobytes()), offsets.astype("<u8").tobytes(), _padded(directory)]
     free = b"".join(slots.astype("<u4").tobytes() for slots in rows.removed.values())
-    sections = [keys.hashes.tobytes(), column, chunks.tobytes(), slots.tobytes(), order.tobytes(), directory, heap, free]
-    body = [header, *map(_padded, sections)]
-    body.insert(1, _CHECK.pack(_checksum(body)))
-    return body
+    body = [CHECK.pack(checksum([header, *front])), *front, pages, _padded(order.tobytes()), _padded(free)]
+    return [header, CHECK.pack(checksum([header, *body])), *body]
 
 
-def _checksum(buffers: Iterable[Any]) -> int:
-    state = xxhash.xxh3_64()
-    for buffer in buffers:
-        state.update(buffer)
-    return state.intdigest()
+def _pages_of(hashes: _Array, bits: int) -> _Array:
+    return (hashes >> np.uint64(1) >> np.uint64(63 - bits)).astype(np.int64)  # no number is shifted by all of its bits
+
+
+def _pack_pages(keys: KeyColumn, places: _Array, firsts: _Array, start: int) -> tuple[_Array, memoryview]:
+    """Return where the pages begin, from ``start`` on, and their bytes."""
+    rows, text = np.diff(firsts), keys.kind is str
+    heap_at = keys.bounds[firsts].astype(np.int64) if text else np.zeros(len(firsts), np.int64)
+    heap_in = 8 * (3 * rows + 1)
+    ends = heap_in + np.diff(heap_at)
+    offsets = start + np.concatenate([[0], np.cumsum(-(-ends // 8) + 1)])
+    made = np.zeros(offsets[-1] - start, "<u8")
+    at = np.repeat(offsets[:-1] - start - firsts[:-1], rows) + np.arange(len(keys))
+    step = np.repeat(rows, rows)
+    made[at] = keys.hashes
+    made[at + step] = places
+    if text:
+        made[at + 2 * step] = keys.bounds[:-1].astype(np.int64) + np.repeat(heap_in - heap_at[:-1], rows)
+        made[offsets[:-1] - start + 3 * rows] = ends
+    else:
+        made[at + 2 * step] = np.frombuffer(keys.heap, "<u8")
+    heap, plain = memoryview(keys.heap), made.view(np.uint8).data
+    bounds = (8 * (offsets - start)).tolist()
+    for begin, stop, inner, first, last in zip(bounds, bounds[1:], heap_in.tolist(), heap_at.tolist(), heap_at.tolist()[1:], strict=False):
+        plain[begin + inner : begin + inner + last - first] = heap[first:last]
+        plain[stop - 8 : stop] = CHECK.pack(xxhash.xxh3_64_intdigest(plain[begin : stop - 8]))
+    return offsets, plain
 
 
 def refuse_duplicates(keys: KeyColumn) -> None:
@@ -266,207 +281,254 @@ def _repeated(keys: KeyColumn) -> list[int]:
     return found
 
 
-class Layout(NamedTuple):
-    """Where the sections of a table lie, as its header says."""
-
-    kind: type
-    rows: int
-    live: int
-    starts: list[int]
-    """Of hashes, keys, chunks, slots, order, directory, heap and the free slots, which fill the rest of the file."""
-    sizes: list[int]
-    """Of the same, without padding, but the last."""
-
-    @classmethod
-    def parse(cls, header: _Bytes, size: int, file: str) -> Layout:
-        """Check the header of a table of ``size`` bytes; ``Corrupt`` names ``file``."""
-        refuse_others(header, file)
-        _, kind, rows, live, directory, heap = _HEADER.unpack_from(header)
-        if kind not in (0, 1) or max(rows, live, directory, heap) > size:
-            raise Corrupt(f"{file}: the header of the key table is damaged.", file=file)
-        sizes = [8 * rows, 8 * (rows + (kind == 0)), 4 * rows, 4 * rows, 4 * live, directory, heap]
-        starts = list(accumulate((part + -part % 8 for part in sizes), initial=HEADER_SIZE))
-        if starts[-1] > size:
-            raise Corrupt(f"{file}: the key table has {size} bytes and should have {starts[-1]}.", file=file)
-        return cls(_KINDS[kind], rows, live, starts, sizes)
+Page: TypeAlias = tuple[memoryview, memoryview, int, int]
+"""A file or a part of it as words and as bytes, the word at which a page begins in it, and the rows of the page."""
 
 
-class Listing:
-    """The chunks of a table, checked against its rows.
+class PagedTable:
+    """What is asked of a table in pages, however these are had; the subclasses give ``file``, ``_front`` and ``_page``."""
 
-    Attributes:
-        directory: id and number of samples of each chunk whose keys the table holds.
-        removed: the slots that became free, by chunk, ascending.
-        starts: where the rows of each chunk start in the section ``order``, and the end of the last ones.
-        numbers: the chunks' numbers in the directory.
-    """
+    file: str
+    _front: Front
 
-    __slots__ = ("directory", "numbers", "removed", "starts")
+    def _page(self, number: int) -> Page:
+        raise NotImplementedError
 
-    def __init__(self, layout: Layout, directory: _Bytes, free: _Bytes, file: str) -> None:
-        """Read the directory and the section of free slots, with its padding; ``Corrupt`` names ``file``."""
-        listed = _directory(directory, file)
-        counts = [entry[2] for entry in listed if len(entry) > 2]
-        size, found = 4 * sum(counts), memoryview(free).nbytes
-        if size + -size % 8 != found or min(counts, default=0) < 0:
-            end = layout.starts[-1]
-            raise Corrupt(f"{file}: the key table has {end + found} bytes instead of {end + size + -size % 8}.", file=file)
-        slots = np.frombuffer(memoryview(free)[:size], np.uint32)
-        self.directory: list[tuple[str, int]] = [entry[:2] for entry in listed if entry[1] or len(entry) < 3 or not entry[2]]
-        self.removed: dict[str, _Array] = {}
-        for (chunk, *_), start, count in zip(listed, accumulate(counts, initial=0), counts, strict=False):
-            if count:
-                self.removed[chunk] = slots[start : start + count]
-        self.starts = list(accumulate((samples for _, samples in self.directory), initial=0))
-        counted = self.starts[-1] == layout.live and min((samples for _, samples in self.directory), default=0) >= 0
-        if not counted or any((gone[1:] <= gone[:-1]).any() for gone in self.removed.values()):
-            raise Corrupt(f"{file}: the directory of the key table does not fit its rows.", file=file)
-        self.numbers = {chunk: number for number, (chunk, _) in enumerate(self.directory)}
+    @property
+    def kind(self) -> type:
+        """``str`` or ``int``."""
+        return self._front.kind
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, those of deleted keys too."""
+        return self._front.rows
+
+    @property
+    def directory(self) -> list[tuple[str, int]]:
+        """Id and number of samples of each chunk whose keys the table holds."""
+        return self._front.listing.directory
+
+    def look_up(self, stored: bytes, hashed: int) -> tuple[int, int] | None:
+        """Return number in the directory (``DELETED`` for a deleted key) and slot of a key of the right type; see ``hashed_key``."""
+        return self._in_page(self._page(hashed >> self._front.shift), stored, hashed)
+
+    def _in_page(self, page: Page, stored: bytes, hashed: int) -> tuple[int, int] | None:
+        i = self._search(page, stored, hashed)
+        return self._place(page, i) if i >= 0 else None
+
+    def _place(self, page: Page, i: int) -> tuple[int, int]:
+        words, _, at, rows = page
+        place: int = words[at + rows + i]
+        return place & DELETED, place >> 32
+
+    def has_chunk(self, chunk: str) -> bool:
+        """Tell whether the table holds the keys of a chunk."""
+        return chunk in self._front.listing.numbers
+
+    def _search(self, page: Page, stored: bytes, hashed: int) -> int:
+        """Return which row of a page a key has, -1 for none."""
+        words, _, at, rows = page
+        end = at + rows
+        i: int = bisect_left(words, hashed, at, end)
+        while i < end and words[i] == hashed:
+            if self._stored(page, i - at) == stored:
+                return i - at
+            i += 1
+        return -1
+
+    def _stored(self, page: Page, i: int) -> bytes:
+        words, view, at, rows = page
+        bound = at + 2 * rows + i
+        if self._front.kind is int:
+            return bytes(view[8 * bound : 8 * bound + 8])
+        at *= 8
+        return bytes(view[at + words[bound] : at + words[bound + 1]])
+
+    def key(self, row: int) -> Key:
+        """Return the key of a row."""
+        return self._decoded(self._stored(*self._spot(row)))
+
+    def place(self, row: int) -> Place | None:
+        """Return where the sample of a row lives; None for a deleted key."""
+        chunk, slot = self._place(*self._spot(row))
+        if chunk == DELETED:
+            return None
+        if chunk >= len(self.directory):
+            raise Corrupt(f"{self.file}: the key table names a chunk that its directory lacks.", file=self.file)
+        return Place(self.directory[chunk][0], slot)
+
+    def _spot(self, row: int) -> tuple[Page, int]:
+        firsts = self._front.firsts
+        number = bisect_right(firsts, row) - 1
+        return self._page(number), row - firsts[number]
+
+    def _decoded(self, stored: bytes) -> Key:
+        if self._front.kind is int:
+            return int(_INT.unpack(stored)[0])
+        try:
+            return stored.decode()
+        except UnicodeDecodeError as error:
+            raise Corrupt(f"{self.file}: the key table is damaged.", file=self.file) from error
+
+    def _order_of(self, chunk: str, slot: int | None = None) -> tuple[int, int]:
+        """Return which part of ``order`` has the rows of a chunk, or of one slot; ``KeyError`` when the table does not hold it."""
+        listing = self._front.listing
+        number = listing.numbers[chunk]
+        first, end = listing.starts[number : number + 2]
+        if slot is None:
+            return first, end
+        if not 0 <= slot < end - first:
+            raise KeyError(slot)
+        return first + slot, first + slot + 1
 
 
-class KeyTable:
+class KeyTable(PagedTable):
     """A table file, opened in place; safe to use from several threads and after a fork."""
 
     def __init__(self, buffer: Any, file: str = "") -> None:
         """Check the header and the sections; ``Corrupt`` names ``file``."""
         view = memoryview(buffer)
-        refuse_others(view, file)
-        self.file, self._view = file, view
-        if len(view) <= CHECKED_SIZE:
+        self.file, self._file, self._paged = file, view, has_pages(view, file)
+        if len(view) <= CHECKED_SIZE or not self._paged:
             self.check()
-        layout = Layout.parse(view, len(view), file)
-        self.kind, self.rows, self.live = layout.kind, layout.rows, layout.live
-        parts = [view[start : start + size] for start, size in zip(layout.starts, layout.sizes, strict=False)]
-        self._hashes = parts[0].cast("Q")
-        self._keys = parts[1].cast("q" if self.kind is int else "Q")
-        self._chunks, self._slots, self._order = (part.cast("I") for part in parts[2:5])
-        self._heap = parts[6]
-        self._columns = parts
-        listing = Listing(layout, parts[5], view[layout.starts[-1] :], file)
-        self.directory, self.removed = listing.directory, listing.removed
-        self._starts, self._number = listing.starts, listing.numbers
+        if not self._paged:
+            view = memoryview(b"".join(pack_table(_rows_of_columns(view, file))))
+        self._front = front = Front(view, len(view), file)
+        self.live, self.removed = front.live, front.listing.removed(view[front.free :])
+        self._view, self._words = view, view.cast("Q")
+        self._order = view[front.order : front.order + 4 * front.live].cast("I")
 
     def check(self) -> None:
         """Compare the file with its checksum; ``Corrupt`` when they differ."""
-        (expected,) = _CHECK.unpack_from(self._view, _HEADER.size)
-        if _checksum([self._view[: _HEADER.size], self._view[HEADER_SIZE:]]) != expected:
-            raise Corrupt(f"{self.file} is damaged: its checksum differs. Build the keys again with build_keys_index.", file=self.file)
+        view = self._file
+        at = (HEADER if self._paged else COLUMNS_HEADER).size
+        if checksum([view[:at], view[at + CHECK.size :]]) != CHECK.unpack_from(view, at)[0]:
+            raise damaged(self.file)
+
+    def _page(self, number: int) -> Page:
+        firsts = self._front.firsts
+        return self._words, self._view, self._front.offsets[number], firsts[number + 1] - firsts[number]
 
     def find(self, key: Key) -> int | None:
         """Return the row of a key (also of a deleted one), or None."""
-        return self.find_stored(*hashed_key(key)) if type(key) is self.kind else None
+        if type(key) is not self.kind:
+            return None
+        stored, hashed = hashed_key(key)
+        number = hashed >> self._front.shift
+        i = self._search(self._page(number), stored, hashed)
+        return self._front.firsts[number] + i if i >= 0 else None
 
-    def find_stored(self, stored: bytes, hashed: int) -> int | None:
-        """Return the row of a key of the right type, of which ``hashed_key`` has been asked."""
-        hashes = self._hashes
-        row = bisect_left(hashes, hashed)
-        while row < self.rows and hashes[row] == hashed:
-            if self._stored(row) == stored:
-                return row
-            row += 1
-        return None
+    def look_up_many(self, keys: KeyColumn) -> tuple[_Array, _Array]:
+        """Return numbers in the directory (``DELETED`` for deleted keys, -1 for those that are not here) and slots of many keys."""
+        rows = self._find_many(keys) if len(keys) and self.rows and keys.kind is self.kind else np.full(len(keys), -1, np.int64)
+        chunks, slots = np.full(len(keys), -1, np.int64), np.zeros(len(keys), np.int64)
+        hits = np.flatnonzero(rows >= 0)
+        chunks[hits], slots[hits] = self._places(rows[hits])
+        return chunks, slots
 
-    def find_many(self, keys: KeyColumn) -> _Array:
-        """Return the rows of many keys, -1 for those that are not here: one vectorised search instead of one for each."""
+    def _find_many(self, keys: KeyColumn) -> _Array:
+        """Return the rows of keys of the right type: one vectorised search instead of one for each."""
+        words = np.frombuffer(self._words, np.uint64)
+        firsts, offsets = self._front.columns
         found = np.full(len(keys), -1, np.int64)
-        if not len(keys) or not self.rows or keys.kind is not self.kind:
-            return found
-        column = np.frombuffer(self._columns[0], np.uint64)
         by_hash = np.argsort(keys.hashes)  # so that the table is walked through once, from its beginning to its end
         hashes = keys.hashes[by_hash]
-        rows = column.searchsorted(hashes)
-        hits = np.flatnonzero(column[np.minimum(rows, self.rows - 1)] == hashes)
-        bounds, heap, stored_here = keys.bounds.tolist(), keys.heap, self._stored
-        for i, row in zip(by_hash[hits].tolist(), rows[hits].tolist(), strict=True):
-            stored = heap[bounds[i] : bounds[i + 1]]
-            if stored_here(row) == stored:
-                found[i] = row
-                continue
-            hashed, at = self._hashes[row], row + 1  # another key has the same hash
-            while at < self.rows and self._hashes[at] == hashed:
-                if stored_here(at) == stored:
-                    found[i] = at
-                    break
-                at += 1
+        pages = _pages_of(hashes, 64 - self._front.shift)
+        at, rows = offsets[pages], firsts[pages + 1] - firsts[pages]
+        low, left = at.copy(), rows.copy()
+        while left.any():  # all of them halve what is left to search at once
+            half = left >> 1
+            smaller = (words[low + half] < hashes) & (left > 0)
+            low = np.where(smaller, low + half + 1, low)
+            left = np.where(smaller, left - half - 1, half)
+        hits = np.flatnonzero((low < at + rows) & (words[low] == hashes))
+        starts, ends = self._spans(at[hits], rows[hits], (low - at)[hits])
+        bounds, heap, view, wanted = keys.bounds.tolist(), keys.heap, self._view, by_hash[hits].tolist()
+        found[by_hash[hits]] = firsts[pages[hits]] + (low - at)[hits]
+        for i, start, end in zip(wanted, starts, ends, strict=True):
+            if view[start:end] != heap[bounds[i] : bounds[i + 1]]:  # another key has the same hash
+                hashed = int(keys.hashes[i])
+                row = self._search(self._page(hashed >> self._front.shift), keys.stored(i), hashed)
+                found[i] = self._front.firsts[hashed >> self._front.shift] + row if row >= 0 else -1
         return found
 
-    def places(self, rows: _Array) -> tuple[_Array, _Array]:
-        """Return numbers in the directory (``DELETED`` for deleted keys) and slots of many rows."""
-        return tuple(np.frombuffer(self._columns[i], np.uint32)[rows] for i in (2, 3))  # type: ignore[return-value]
+    def _spots(self, rows: _Array) -> tuple[_Array, _Array, _Array]:
+        """Return where the pages of some rows begin, how many rows these have, and which of them are meant."""
+        firsts, offsets = self._front.columns
+        pages = firsts.searchsorted(rows, "right") - 1
+        return offsets[pages], firsts[pages + 1] - firsts[pages], rows - firsts[pages]
 
-    def place(self, row: int) -> Place | None:
-        """Return where the sample of a row lives; None for a deleted key."""
-        chunk = self._chunks[row]
-        if chunk == DELETED:
-            return None
-        if chunk >= len(self.directory):
-            raise Corrupt(f"{self.file}: the key table names a chunk that its directory lacks.", file=self.file)
-        return Place(self.directory[chunk][0], self._slots[row])
-
-    def key(self, row: int) -> Key:
-        """Return the key of a row."""
-        if self.kind is int:
-            return self._keys[row]
-        try:
-            return self._stored(row).decode()
-        except UnicodeDecodeError as error:
-            raise Corrupt(f"{self.file}: the key table is damaged.", file=self.file) from error
-
-    def has_chunk(self, chunk: str) -> bool:
-        """Tell whether the table holds the keys of a chunk."""
-        return chunk in self._number
+    def _places(self, rows: _Array) -> tuple[_Array, _Array]:
+        at, step, i = self._spots(rows)
+        places = np.frombuffer(self._words, np.uint64)[at + step + i]
+        return (places & np.uint64(DELETED)).astype(np.int64), (places >> np.uint64(32)).astype(np.int64)
 
     def key_at(self, chunk: str, slot: int) -> Key:
         """Return the key of the sample in a slot of a chunk; ``KeyError`` when the table does not hold it."""
-        number = self._number[chunk]
-        if not 0 <= slot < self.directory[number][1]:
-            raise KeyError(slot)
-        return self.key(self._order[self._starts[number] + slot])
+        return self.key(self._order[self._order_of(chunk, slot)[0]])
 
     def keys_of(self, chunk: str) -> list[Key]:
         """Return the keys of a chunk, slot by slot."""
-        number = self._number[chunk]
-        return [self.key(row) for row in self._order[self._starts[number] : self._starts[number + 1]].tolist()]
+        first, end = self._order_of(chunk)
+        return self._keys(np.asarray(self._order[first:end]).astype(np.int64))
+
+    def _keys(self, rows: _Array) -> list[Key]:
+        view, (starts, ends) = self._view, self._spans(*self._spots(rows))
+        return [self._decoded(bytes(view[start:end])) for start, end in zip(starts, ends, strict=True)]
+
+    def _spans(self, at: _Array, step: _Array, i: _Array) -> tuple[list[int], list[int]]:
+        """Return where the keys of rows, as ``_spots`` tells them, begin and end in the file."""
+        bound = at + 2 * step + i
+        if self.kind is int:
+            return (8 * bound).tolist(), (8 * bound + 8).tolist()
+        words = np.frombuffer(self._words, np.int64)
+        return (8 * at + words[bound]).tolist(), (8 * at + words[bound + 1]).tolist()
 
     def to_rows(self) -> Rows:
         """Return copies of the columns, sorted by hash."""
-        hashes = np.frombuffer(self._columns[0], np.uint64).copy()
+        words = np.frombuffer(self._words, np.uint64)
+        firsts, offsets = self._front.columns
+        at, step, i = self._spots(np.arange(self.rows))
+        bound = at + 2 * step + i
         if self.kind is int:
-            bounds, heap = np.arange(0, 8 * self.rows + 8, 8, dtype=np.uint64), bytes(self._columns[1])
+            bounds, heap = np.arange(0, 8 * self.rows + 8, 8, dtype=np.uint64), words[bound].tobytes()
         else:
-            bounds, heap = np.frombuffer(self._columns[1], np.uint64).copy(), bytes(self._heap)
-        chunks, slots = (np.frombuffer(self._columns[i], np.uint32).copy() for i in (2, 3))
-        return Rows(KeyColumn(self.kind, hashes, bounds, heap), chunks, slots, self.directory, self.removed)
+            bounds = np.zeros(self.rows + 1, np.uint64)
+            np.cumsum(words[bound + 1] - words[bound], out=bounds[1:])
+            last = (8 * offsets[:-1] + words[offsets[:-1] + 3 * np.diff(firsts)].astype(np.int64)).tolist()
+            starts = (8 * (offsets[:-1] + 3 * np.diff(firsts) + 1)).tolist()
+            heap = b"".join([self._view[start:end] for start, end in zip(starts, last, strict=True)])
+        chunks, slots = (part.astype(np.uint32) for part in self._places(np.arange(self.rows)))
+        return Rows(KeyColumn(self.kind, words[at + i], bounds, heap), chunks, slots, self.directory, self.removed)
 
     def __iter__(self) -> Iterator[tuple[Key, Place | None]]:
         """Yield every key with its place (None when deleted), by hash."""
         for row in range(self.rows):
             yield self.key(row), self.place(row)
 
-    def _stored(self, row: int) -> bytes:
-        if self.kind is int:
-            return _INT.pack(self._keys[row])
-        return bytes(self._heap[self._keys[row] : self._keys[row + 1]])
 
+def _rows_of_columns(view: memoryview, file: str) -> Rows:
+    """Return the rows of a table of an earlier version.
 
-def refuse_others(header: _Bytes, file: str) -> None:
-    """Raise ``Corrupt`` when a file does not start like a key table, ``UnsupportedFormat`` when it is one of a newer format."""
-    start = bytes(memoryview(header)[:8])
-    if start[:6] == MAGIC[:6] and (number := start[6:]).isdigit() and number > MAGIC_REMOVED[6:]:
-        raise UnsupportedFormat(f"{file} was written by a newer liveset. Update liveset.", file=file)
-    if memoryview(header).nbytes < HEADER_SIZE or start not in (MAGIC, MAGIC_REMOVED):
-        raise Corrupt(f"{file} is not a key table.", file=file)
-
-
-def _directory(part: _Bytes, file: str) -> list[Any]:
-    for kind in (list[tuple[str, int]], list[tuple[str, int, int]]):
-        try:
-            return list(msgspec.json.decode(part, type=kind))
-        except msgspec.ValidationError:
-            continue
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            break
-    raise Corrupt(f"{file}: the directory of the key table is damaged.", file=file)
+    Its header also has the bytes of the heap, and one checksum; then come the hashes, the int keys or the bounds of the text keys in the
+    heap, u32 chunks, u32 slots, order, directory, heap and free slots.
+    """
+    _, kind, rows, live, directory, heap = COLUMNS_HEADER.unpack_from(view)
+    if kind not in (0, 1) or max(rows, live, directory, heap) > len(view):
+        raise Corrupt(f"{file}: the header of the key table is damaged.", file=file)
+    sizes = [8 * rows, 8 * (rows + (kind == 0)), 4 * rows, 4 * rows, 4 * live, directory, heap]
+    starts = list(accumulate(map(room, sizes), initial=COLUMNS_HEADER.size + CHECK.size))
+    parts = [view[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+    listing = Listing(parts[5], live, file)
+    if (whole := starts[-1] + listing.tail) != len(view):
+        raise Corrupt(f"{file}: the key table has {len(view)} bytes and should have {whole}.", file=file)
+    hashes, bounds = (np.frombuffer(part, np.uint64) for part in parts[:2])
+    keys = bytes(parts[6])
+    if KINDS[kind] is int:
+        keys, bounds = bytes(parts[1]), np.arange(0, 8 * rows + 8, 8, dtype=np.uint64)
+    chunks, slots = (np.frombuffer(part, np.uint32) for part in parts[2:4])
+    return Rows(KeyColumn(KINDS[kind], hashes, bounds, keys), chunks, slots, listing.directory, listing.removed(view[starts[-1] :]))
 
 
 def moved_down(slots: Any, free: _Array) -> Any:

@@ -22,7 +22,8 @@ from liveset.format import codec
 from liveset.format.arrow import FILE_MAGIC, find_blob, is_arrow, load_pyarrow
 from liveset.format.chunk import Buffer, open_chunk, plain_buffer
 from liveset.format.index import ChunkRecord, Index
-from liveset.format.keytable import MAGIC, KeyTable, normalize_key
+from liveset.format.keyfront import MAGIC
+from liveset.format.keytable import KeyTable, normalize_key
 from liveset.format.schema import Decoder, Schema
 from liveset.format.stamp import Redirects
 from liveset.snapshot import archived, open_snapshot, redirects_of
