@@ -432,14 +432,17 @@ def test_compact(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         call(capsys, "insert", path, f"play-{number}", "--json", PLAY_3.replace("play-3", f"play-{number}"))
     before = files(path)
     plan = told(capsys, "compact", path, "--dry-run")
-    assert call(capsys, "compact", path, "--dry-run")[1].startswith("would make 6 chunks -> ")
+    out = call(capsys, "compact", path, "--dry-run")[1]
+    assert out.startswith("would make 6 chunks -> ")
+    assert f" ({plan['key_bytes']:,} of them keys) to write" in out
+    assert told(capsys, "compact", path, "--dry-run", "--no-keys")["key_bytes"] == 0
     assert files(path) == before
     done = told(capsys, "compact", path, "-m", "tidy", "--author", "bob")
     assert done.keys() == plan.keys()
     assert (done["chunks"], done["key_tables"]) == (plan["chunks"], plan["key_tables"])
     assert done["chunks"][1] < done["chunks"][0] == 6
     assert (plan["dry_run"], plan["version"], done["dry_run"], done["version"]) == (True, None, False, 5)
-    assert done["bytes"] > 0
+    assert done["bytes"] > done["key_bytes"] > 0
     newest = liveset.history(path)[0]
     assert (newest.op, newest.message, newest.author) == ("compact", "tidy", "bob")
     assert ids(path) == [f"play-{i}" for i in range(13)]
@@ -481,6 +484,21 @@ def test_purge(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "insert", path, "play-3", "--json", PLAY_3)[0] == 0
     assert call(capsys, *again)[:2] == (0, "the session r4711 was committed already, as version 3\n"), "it does not ask"
     assert "play-3" in ids(path)
+
+
+def test_purge_tells_of_what_repairs_have_kept(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = path / "_liveset/quarantine/chunk-0-0-0123456789abcdef.bin"
+    kept.parent.mkdir()
+    kept.write_bytes(b"?")
+    told_of = "1 damaged file in quarantine (chunk-0-0-0123456789abcdef.bin)"
+    assert told(capsys, "purge", path, "play-3", "--dry-run")["quarantined"] == [f"_liveset/quarantine/{kept.name}"]
+    for keys, said in ((["play-3"], f"1 key from version 1, in 1 chunk file and {told_of}"), (["play-77"], told_of)):
+        stdin(monkeypatch, "no\n")
+        assert f"Erase {said}, for good?" in call(capsys, "purge", path, *keys)[2]
+        assert kept.exists()
+    assert f"would erase {told_of}; " in call(capsys, "purge", path, "play-77", "--skip-missing", "--dry-run")[1]
+    assert f" and {told_of}; " in call(capsys, "purge", path, "play-3", "--yes")[1]
+    assert not kept.exists()
 
 
 def test_purge_asks_first(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -707,6 +708,83 @@ def test_what_writers_left_who_died_after_a_purge_goes_with_the_next(path: Path)
     with pytest.raises(KeyNotFound, match="No sample was erased"):
         liveset.purge(path, ["k5"])
     assert liveset.verify(path, absent=words(5)).ok
+
+
+# --- quarantine -----------------------------------------------------------------------------------------------------
+
+
+def quarantined(path: Path) -> list[str]:
+    return sorted(f"_liveset/quarantine/{file.name}" for file in (path / "_liveset/quarantine").glob("*"))
+
+
+@pytest.fixture
+def repaired(path: Path, tmp_path: Path) -> Path:
+    """A dataset that has kept a chunk with k0 and k1 whose last byte was another, and one of which only the head is left."""
+    shutil.copytree(path, tmp_path / "copy")
+    first, second = (record.filename for record in open_snapshot(open_store(path), 1).index.chunks[:2])
+    data = (path / first).read_bytes()
+    (path / first).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    (path / second).write_bytes((path / second).read_bytes()[:20])
+    assert len(liveset.repair(path, copy=tmp_path / "copy").restored) == 2
+    assert len(quarantined(path)) == 2
+    return path
+
+
+def test_what_repairs_have_kept_goes_as_well(repaired: Path) -> None:
+    path, kept = repaired, quarantined(repaired)
+    assert [found.file for found in liveset.verify(path, absent=["secret0s"]).found if "quarantine" in found.file], "or nothing is shown"
+    plan = liveset.purge(path, ["k0"], dry_run=True)
+    assert (list(plan.quarantined), quarantined(path)) == (kept, kept)
+    report = liveset.purge(path, ["k0"])
+    assert (list(report.quarantined), quarantined(path)) == (kept, [])
+    assert plan.bytes_freed > plan.bytes_written
+    check(path, without({1: ORIGINAL, 2: SECOND, 3: THIRD}, "k0"), words(0))
+    assert liveset.purge(path, ["k3"]).quarantined == ()
+
+
+@pytest.mark.parametrize("on_missing", ["skip", "error"])
+def test_what_repairs_have_kept_goes_when_no_version_has_the_key(repaired: Path, on_missing: Any) -> None:
+    with pytest.raises(KeyNotFound) if on_missing == "error" else nullcontext():
+        assert len(liveset.purge(repaired, ["forgotten"], on_missing=on_missing).quarantined) == 2
+    assert quarantined(repaired) == []
+    assert content(repaired) == THIRD
+
+
+def test_a_purge_that_cannot_be_done_leaves_what_repairs_have_kept(repaired: Path) -> None:
+    kept = quarantined(repaired)
+    file = open_snapshot(open_store(repaired)).index.chunks[0].filename
+    (repaired / file).write_bytes((repaired / file).read_bytes()[:-1] + b"?")
+    with pytest.raises(Corrupt, match=r"repair it first.*quarantine=True"):
+        liveset.purge(repaired, ["k0"])
+    assert quarantined(repaired) == kept
+
+
+@pytest.mark.parametrize("when", ["before", "after", "torn"])
+def test_after_a_crash_nothing_that_repairs_have_kept_is_beside_a_version_without_the_samples(repaired: Path, when: Any) -> None:
+    counting = FaultyStore(in_memory(repaired))
+    purge_store(counting, ["k0"], policy=AT_ONCE)
+    outcomes = set()
+    for call in range(1, len(counting.calls) + 1):
+        store = in_memory(repaired)
+        with pytest.raises(SimulatedCrash):
+            purge_store(FaultyStore(store, call, when), ["k0"], session="job", policy=AT_ONCE)
+        check_dataset(store)
+        edit = open_snapshot(store).index.edit
+        assert edit is not None
+        left = len(list(store.list("_liveset/quarantine/")))
+        outcomes.add((edit.op == "purge", left))
+        report = purge_store(store, ["k0"], session="job", policy=AT_ONCE)
+        assert len(report.quarantined) == left
+        assert [found for found in search(store, words(0))[0] if "keys/shard" not in found.file] == []
+    assert {done for done, left in outcomes if left == 2} == {False}
+    assert (True, 0) in outcomes
+
+
+def test_what_a_repair_keeps_while_a_purge_runs_goes_as_well(repaired: Path) -> None:
+    store = in_memory(repaired)
+    late = "_liveset/quarantine/chunk-0-0-00112233445566aa.bin"
+    assert late in purge_store(AfterSwap(store, lambda: store.write(late, b"secret0s")), ["k0"], policy=AT_ONCE).quarantined
+    assert list(store.list("_liveset/quarantine/")) == []
 
 
 # --- crashes and races ----------------------------------------------------------------------------------------------

@@ -637,14 +637,82 @@ def test_a_race_that_is_lost_is_run_again(path: Path) -> None:
 
 
 def test_samples_that_were_moved_to_other_chunks_meanwhile_are_not_forgotten(path: Path) -> None:
-    for number in range(40, 43):
-        liveset.optimize(sample, [number], str(path), mode="append", num_workers=1)
+    append(path, 40, 41, 42)
     expected = samples() | {f"k{number}": sample(number) for number in range(40, 43)}
-    with pytest.raises(OverwriteConflict, match="arranged the samples in other chunks"):
-        transform(path, meanwhile(lambda: liveset.compact(path), mark))
-    check(path, expected)
-    transform(path, mark)
+    transform(path, meanwhile(lambda: liveset.compact(path), mark))
     check(path, {key: mark(value) for key, value in expected.items()})
+    assert chunk_files(path) == named(path)
+
+
+def append(path: Path, *numbers: int) -> None:
+    for number in numbers:
+        liveset.optimize(sample, [number], str(path), mode="append", num_workers=1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_of_merged_chunks_only_the_samples_that_were_there_are_transformed(layout: str, tmp_path: Path) -> None:
+    """Edited before one compaction, between two and after both, and lost a race in which a third one comes."""
+    path = tmp_path / "ds"
+    LAYOUTS[layout](path, list(samples(4).values()))
+    append(path, 10, 11)
+
+    def others() -> None:
+        with dataset_update(path) as update:
+            update["k10"] = sample(10, "before")
+            update.commit()
+        append(path, 20)
+        liveset.compact(path, small=1.0)
+        append(path, 21, 22)
+        with dataset_update(path) as update:
+            update["k1"] = sample(1, "between")
+            update.commit()
+        liveset.compact(path, small=1.0)
+        put(path, "k20", "after")
+
+    def more() -> None:
+        append(path, 23)
+        liveset.compact(path, small=1.0)
+
+    actions = {"number 11": others, "between": more}
+
+    def fn(value: Any) -> Any:
+        actions.pop(value["text"], lambda: None)()
+        return mark(value)
+
+    transform(path, fn)
+    assert not actions
+    theirs = {"k20": sample(20, "after")} | {f"k{number}": sample(number) for number in (21, 22, 23)}
+    ours = samples(4) | {"k10": sample(10, "before"), "k11": sample(11), "k1": sample(1, "between")}
+    check(path, {key: mark(value) for key, value in ours.items()} | theirs)
+    assert [entry.op for entry in liveset.history(path)].count("compact") == 3
+
+
+def test_a_merged_chunk_that_lost_samples(path: Path) -> None:
+    """Where all of its samples were there before, nothing is doubtful."""
+    append(path, 40, 41)
+
+    def others(*added: int) -> None:
+        append(path, *added)
+        liveset.compact(path, small=1.0)
+        with dataset_update(path) as update:
+            del update["k40"]
+            update.commit()
+
+    expected = samples() | {"k41": sample(41)}
+    transform(path, meanwhile(others, mark))
+    check(path, expected := {key: mark(value) for key, value in expected.items()})
+    append(path, 40)
+    with pytest.raises(OverwriteConflict, match="and some were deleted from it since. Nothing was changed"):
+        transform(path, meanwhile(lambda: others(50), mark))
+    check(path, expected | {"k50": sample(50)})
+    assert chunk_files(path) == named(path)
+
+
+def test_without_keys_a_compaction_is_followed_too(tmp_path: Path) -> None:
+    append(tmp_path, *range(5))
+    transform(tmp_path, meanwhile(lambda: liveset.compact(tmp_path, small=1.0), mark, "k4"))
+    assert len(open_snapshot(open_store(tmp_path)).index.chunks) == 1
+    assert list(liveset.StreamingDataset(tmp_path)) == [mark(sample(number)) for number in range(5)]
 
 
 def test_what_is_committed_stays_whatever_fails_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

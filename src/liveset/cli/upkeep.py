@@ -27,7 +27,7 @@ upkeep = typer.Typer()
 @upkeep.command(
     epilog="Examples:  [bold]liveset compact ./digits --dry-run[/bold]   [bold]liveset compact ./digits --small 1 --json[/bold]   "
     "Afterwards [bold]liveset vacuum[/bold] deletes the old files.   "
-    "As JSON: dry_run, version (null if nothing was done), chunks and key_tables (before and after), bytes, milliseconds"
+    "As JSON: dry_run, version (null if nothing was done), chunks and key_tables (before and after), bytes, key_bytes, milliseconds"
 )
 def compact(
     path: DatasetPath,
@@ -54,7 +54,8 @@ def compact(
     epilog="Examples:  [bold]liveset purge ./faces face-0042 --dry-run[/bold]   "
     "[bold]liveset purge ./faces --keys-from withdrawn.txt --yes -m 'request 4711'[/bold]   "
     "Afterwards [bold]liveset verify ./faces --absent face-0042[/bold] proves it.   "
-    "As JSON: path, dry_run, version, keys, missing, versions, chunks, bytes_written, bytes_freed, milliseconds (null in a dry run)"
+    "As JSON: path, dry_run, version, keys, missing, versions, chunks, quarantined, bytes_written, bytes_freed, milliseconds "
+    "(null in a dry run)"
 )
 def purge(
     path: DatasetPath,
@@ -82,10 +83,10 @@ def purge(
             except liveset.KeyNotFound as error:
                 if len(getattr(error, "keys", ())) < len(wanted):
                     raise
-                # There is nothing to ask, but maybe a purge to finish that was interrupted; what follows raises the same
-            else:
-                if plan.keys:
-                    ask(f"Erase {_purged(plan)}, for good?")
+                # Maybe there is a purge to finish that was interrupted; what follows raises the same
+                plan = act(dry_run=True, on_missing="skip")
+            if plan.keys or plan.quarantined:
+                ask(f"Erase {_purged(plan)}, for good?")
         report = act(session=session, dry_run=dry_run)
     if as_json:
         typer.echo(json.dumps(_purge_as_dict(report), ensure_ascii=False))
@@ -161,6 +162,7 @@ def _compact_as_dict(report: CompactReport, dry_run: bool) -> dict[str, object]:
         "chunks": [report.chunks_before, report.chunks_after],
         "key_tables": [report.key_tables_before, report.key_tables_after],
         "bytes": report.bytes_written,
+        "key_bytes": report.key_bytes,
         "milliseconds": None if dry_run else round(report.seconds * 1000, 3),
     }
 
@@ -173,15 +175,20 @@ def _print_compact(report: CompactReport, dry_run: bool) -> None:
     did = "would make" if dry_run else f"version {report.version}:"
     made = f"{before[0]:,} chunks -> {after[0]:,}, {before[1]:,} key tables -> {after[1]:,}"
     cost = "to write" if dry_run else f"written in {report.seconds * 1000:.1f} ms"
-    typer.echo(f"{did} {made}, {report.bytes_written:,} bytes {cost}")
+    keys = f" ({report.key_bytes:,} of them keys)" if report.key_bytes else ""
+    typer.echo(f"{did} {made}, {report.bytes_written:,} bytes{keys} {cost}")
 
 
 def _purged(report: PurgeReport) -> str:
     some = f"{report.keys:,} key{'s' * (report.keys != 1)}"
-    if not report.versions:  # the samples are gone already, and their keys are not
-        return f"{some} from the key tables"
     versions = f"version{'s' * (len(report.versions) != 1)} {', '.join(map(str, report.versions))}"
-    return f"{some} from {versions}, in {report.chunks:,} chunk file{'s' * (report.chunks != 1)}"
+    told = [f"{some} from {versions}, in {report.chunks:,} chunk file{'s' * (report.chunks != 1)}"]
+    if not report.versions:  # the samples are gone already, and their keys are not
+        told = [f"{some} from the key tables"] if report.keys else []
+    if names := report.quarantined:
+        listed = ", ".join(name.rpartition("/")[2] for name in names[:10]) + ", ..." * (len(names) > 10)
+        told.append(f"{len(names):,} damaged file{'s' * (len(names) != 1)} in quarantine ({listed})")
+    return " and ".join(told)
 
 
 def _purge_as_dict(report: PurgeReport) -> dict[str, object]:
@@ -193,6 +200,7 @@ def _purge_as_dict(report: PurgeReport) -> dict[str, object]:
         "missing": list(report.missing),
         "versions": list(report.versions),
         "chunks": report.chunks,
+        "quarantined": list(report.quarantined),
         "bytes_written": report.bytes_written,
         "bytes_freed": report.bytes_freed,
         "milliseconds": None if report.dry_run else round(report.seconds * 1000, 3),
@@ -202,7 +210,7 @@ def _purge_as_dict(report: PurgeReport) -> dict[str, object]:
 def _print_purge(report: PurgeReport, session: str | None, before: int | None) -> None:
     if before is not None:
         typer.echo(f"the session {session} was committed already, as version {before}")
-    elif not report.keys:
+    elif not (report.keys or report.quarantined):
         typer.echo("nothing to purge")
     elif report.dry_run:
         typer.echo(f"would erase {_purged(report)}; about {report.bytes_written:,} bytes to write, {report.bytes_freed:,} bytes to delete")

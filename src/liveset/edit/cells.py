@@ -50,7 +50,9 @@ def reader(node: Node, source: str) -> Callable[[Any], Any]:
 
     def read(value: Any) -> Any:
         if source == "csv":
-            value = _from_text(name, value)
+            empty, value = not value, _from_text(name, value)
+            if empty and value is None and name not in ("json", "pickle"):
+                raise ValueError(f"the cell is empty, and the field holds {describe(node)} and never None")
         elif name != "pickle" or source != "python":
             value = plain(value)
             if source == "pandas" and type(value) is float and math.isnan(value) and name != "float":

@@ -58,6 +58,7 @@ class CompactReport:
         key_tables_before: number of key tables.
         key_tables_after: the same afterwards; with ``dry_run`` and ``keys=False`` at most so many.
         bytes_written: size of all chunk files and key tables that were written for it; with ``dry_run`` an estimate.
+        key_bytes: that part of it which key tables take: with ``keys`` all keys of the dataset, where there is more than one table.
         seconds: that it took.
     """
 
@@ -67,6 +68,7 @@ class CompactReport:
     key_tables_before: int
     key_tables_after: int
     bytes_written: int
+    key_bytes: int
     seconds: float
 
 
@@ -94,7 +96,8 @@ def compact(
     Args:
         path: of the dataset.
         small: chunks below this part of the dataset's chunk size are merged.
-        keys: also make one table of all key tables; without it only the keys of merged chunks are written.
+        keys: also make one table of all key tables, which writes all keys of the dataset again, however little has changed (some 30 bytes
+            and its text for each, ``key_bytes`` of a dry run); without it only the keys of merged chunks are written.
         message: what the history says about it.
         author: who does this.
         session: a name for the work (a job id): a commit of the same session happens once, also when it is tried again later.
@@ -174,6 +177,7 @@ def compact_store(
         key_tables_before=_tables(before),
         key_tables_after=_tables(after),
         bytes_written=work.size if committed else 0,
+        key_bytes=work.key_size if committed else 0,
         seconds=time.perf_counter() - started,
     )
 
@@ -262,6 +266,7 @@ class _Compaction:
         head: the version that the last change was made for.
         made: the last change that was made; None when there was nothing to do.
         size: bytes of all files that were written.
+        key_size: those of key tables among them.
     """
 
     def __init__(
@@ -279,7 +284,7 @@ class _Compaction:
         self._made_keys: _MadeKeys | None = None
         self._written: list[str] = []
         self.made: Replace | None = None
-        self.size = 0
+        self.size = self.key_size = 0
         self.runs: list[_Run] = [
             near[start:stop]
             for near in self._neighbours()
@@ -290,14 +295,15 @@ class _Compaction:
         """Return what would be done to the base."""
         index = self.base.index
         before = len(index.chunks), _tables(index)
-        after, tables, size = before[0] - sum(len(run) - 1 for run in self.runs), before[1], 0
+        after, tables, key_size = before[0] - sum(len(run) - 1 for run in self.runs), before[1], 0
         keyed = open_keys(self.base) is not None if index.edit is None else tables > 0
         if keyed and (self.runs or (self._keys and tables > 1)):
             tables = 1 if self._keys else max(tables, 1) + 1
             files = _key_files(index)
-            size = sum(files.sizes.get(name) or self.store.map(name, 0).nbytes for name in files.tables) if index.edit is not None else 0
-        size += sum(chunk.stored for run in self.runs for chunk in run)
-        return CompactReport(None, before[0], after, before[1], tables, size, seconds)
+            names = files.tables if self._keys else ()
+            key_size = sum(files.sizes.get(name) or self.store.map(name, 0).nbytes for name in names) if index.edit is not None else 0
+        size = key_size + sum(chunk.stored for run in self.runs for chunk in run)
+        return CompactReport(None, before[0], after, before[1], tables, size, key_size, seconds)
 
     def prepare(self, head: Index | None, since: Sequence[HistoryEntry]) -> Replace | None:
         """Return the change for a head, or None when nothing is left to do; writes the files that are missing for it.
@@ -465,7 +471,9 @@ class _Compaction:
             new = self._writer.edited(new, listed, head.samples, deleted=KeyColumn.of([]), removed={}, added=moved)
         if self._keys:
             new = self._writer.merged(new, listed, head.samples)
-        self.size += sum(self._writer.sizes[name] for name in self._writer.written[before:])
+        size = sum(self._writer.sizes[name] for name in self._writer.written[before:])
+        self.size += size
+        self.key_size += size
         self._made_keys = _MadeKeys(files.tables, runs, new)
         return new
 

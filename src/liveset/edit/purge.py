@@ -3,7 +3,8 @@
 Chunk files that hold the samples are written again without their bytes, key tables that know their keys with random keys in the place of
 theirs, and the head says which file stands for which (``Redirects``). The same commit deletes the samples from the newest version, and puts
 up a fence without grace, so that nobody can commit what he made from the old files. Then the old files are deleted, and what was listed
-before the commit and no version needs: who came after the fence may trust it, whatever the age of his files.
+before the commit and no version needs: who came after the fence may trust it, whatever the age of his files. What repairs have kept of
+damaged files goes before the commit, so that a version without the samples never stands beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from liveset.edit.changes import Purge, files_of
 from liveset.edit.commit import Policy, check_texts, commit, new_token
 from liveset.edit.keyfiles import KeyWriter, ids_of
 from liveset.edit.publish import publish_keys
-from liveset.edit.retention import survey
+from liveset.edit.retention import QUARANTINE, survey
 from liveset.edit.splice import fresh_name, open_stored
 from liveset.edit.vacuum import DAY, spoils, vacuum_store
 from liveset.errors import (
@@ -62,6 +63,7 @@ class PurgeReport:
         missing: the keys that no kept version has, with ``on_missing="skip"``.
         versions: numbers of the kept versions that lost samples, oldest first.
         chunks: number of chunk files that held them.
+        quarantined: names of the damaged files in ``_liveset/quarantine/`` that were deleted, whatever they held.
         bytes_written: bytes of the files that were written.
         bytes_freed: bytes of the files that were deleted.
         seconds: time that it took.
@@ -74,6 +76,7 @@ class PurgeReport:
     missing: tuple[Key, ...]
     versions: tuple[int, ...]
     chunks: int
+    quarantined: tuple[str, ...]
     bytes_written: int
     bytes_freed: int
     seconds: float
@@ -97,10 +100,13 @@ def purge(
     ``SessionExpired``, but for runs with a checkpoint: a purge grants no grace.
 
     Files that no kept version needs go as well, whatever they hold, even when no version has the keys: nothing says which samples were in
-    those of a forgotten version. A purge that was interrupted is finished by the next one, or by ``vacuum``; with a ``session`` the same
-    call tells that it was done, and without one it may find that no version has the keys any more. ``verify(path, absent=[...])`` proves
-    that nothing is left. Look once more when all that was running has ended: a writer that read before the purge and dies after it leaves
-    a file, which the next purge of the same keys deletes.
+    those of a forgotten version. So do the damaged files that ``repair`` has kept in ``_liveset/quarantine/``: no checksum says what is in
+    them, and the right bytes of each are in the dataset again. Copy what you want to look at before.
+
+    A purge that was interrupted is finished by the next one, or by ``vacuum``; with a ``session`` the same call tells that it was done, and
+    without one it may find that no version has the keys any more. ``verify(path, absent=[...])`` proves that nothing is left. Look once
+    more when all that was running has ended: a writer that read before the purge and dies after it leaves a file, which the next purge of
+    the same keys deletes.
     Attributes of the dataset and messages in its history are your texts: they are searched by ``verify``, and not changed. Exports, backups
     and copies elsewhere are not known.
 
@@ -119,11 +125,11 @@ def purge(
     Raises:
         DatasetNotFound: there is no dataset.
         TypeError: these cannot be keys.
-        KeyNotFound: no kept version has some of the keys; ``keys`` names all of them. No sample was erased; files that no version needs are
-            gone all the same.
+        KeyNotFound: no kept version has some of the keys; ``keys`` names all of them. No sample was erased; files that no version needs,
+            and those in quarantine, are gone all the same.
         NotFound: the dataset has no keys, or a version that is kept has none, so that nothing says which of its samples these are.
             Nothing was changed.
-        Corrupt: a file that holds the samples is damaged: ``repair`` it first.
+        Corrupt: a file that holds the samples is damaged: ``repair`` it first, or have the versions forgotten that need it.
         Conflict: others committed all the time; nothing was changed.
         StorageError: a file could not be written or deleted; call it again.
         CommitUnknown: the store did not say whether the commit landed: call it again with ``session=error.session``.
@@ -163,12 +169,14 @@ def purge_store(
     if dry_run:
         head = open_snapshot(store).index
         work.find(head)
-        return work.report(head.version, freed=work.size_of_old(), dry_run=True)
+        size = work.size_of_old()
+        return work.report(head.version, written=size, freed=size + work.look_at_quarantine(), dry_run=True)
     try:
         index = _commit(work, store, session=session, message=message, author=author, policy=policy or Policy())
     except KeyNotFound:
         work.settle(None)
         # They may be in files of forgotten versions, or missing since a purge that was interrupted had erased them already.
+        work.empty_quarantine()
         _clean(store, author=author, policy=policy)
         raise
     except CommitUnknown:
@@ -183,6 +191,7 @@ def purge_store(
             store.write_once(version_name(index.version), index.to_bytes())
         # Else no version has the keys, or it was another call that erased them, and may have been interrupted.
         freed = work.delete(index) if work.made(index) else _clean(store, author=author, policy=policy)
+        freed += work.empty_quarantine()  # again, for what a repair has put there meanwhile
     except (DatasetError, OSError) as error:
         error.add_note(f"Version {index.version} is without the samples, but files that hold them could not all be deleted: purge again.")
         raise
@@ -260,6 +269,7 @@ class _Work:
         self._found = _Found()
         self._size = 0
         self._spoils: frozenset[str] = frozenset()
+        self._quarantined: dict[str, int] = {}
         self._redirects = Redirects()
 
     def prepare(self, head: Index | None, _since: Sequence[HistoryEntry]) -> Purge | None:
@@ -293,6 +303,7 @@ class _Work:
         expects = {name: head.chunks[number].filename for number, name in enumerate(ids_of(head)) if name in records}
         staged = frozenset((*(new.file for new in chunks.values()), *tables.values()))
         self._size += sum(self._keys.sizes.values())
+        self.empty_quarantine()
         return Purge(records, expects, files, redirects=redirects, staged=staged, fence=fence)
 
     def without(self, snapshot: Snapshot, removed: Mapping[int, AbstractSet[int]]) -> dict[str, ChunkRecord | None]:
@@ -348,7 +359,19 @@ class _Work:
         self._store.delete(sorted(sizes))
         return sum(sizes.values())
 
-    def report(self, version: int, *, freed: int, dry_run: bool = False) -> PurgeReport:
+    def look_at_quarantine(self) -> int:
+        """Note the files in quarantine; return how many bytes those are that this purge has met."""
+        self._quarantined.update((entry.name, entry.size) for entry in self._store.list(QUARANTINE))
+        return sum(self._quarantined.values())
+
+    def empty_quarantine(self) -> int:
+        """Delete all files in quarantine; return the bytes of all that this purge has deleted there."""
+        size = self.look_at_quarantine()
+        if self._quarantined:
+            self._store.delete(sorted(self._quarantined))
+        return size
+
+    def report(self, version: int, *, freed: int, written: int | None = None, dry_run: bool = False) -> PurgeReport:
         """Return what was done, or would be."""
         found = self._found
         return PurgeReport(
@@ -359,7 +382,8 @@ class _Work:
             missing=tuple(key for key in self._wanted if key not in found.names),
             versions=tuple(sorted(found.versions)),
             chunks=len(found.slots),
-            bytes_written=freed if dry_run else self._size,
+            quarantined=tuple(sorted(self._quarantined)),
+            bytes_written=self._size if written is None else written,
             bytes_freed=freed,
             seconds=time.perf_counter() - self._started,
         )
@@ -470,7 +494,11 @@ class _Work:
         record, name, buffer = snapshot.chunk(number)
         if record.check is not None and name == record.filename and not codec.verify(buffer, record.check):
             # What is copied gets a new checksum, which must not vouch for damaged bytes.
-            raise Corrupt(f"{name} is damaged: its checksum differs from the index. Nothing was changed; repair it first.", file=name)
+            raise Corrupt(
+                f"{name} is damaged: its checksum differs from the index. Nothing was changed; repair it first. Where no copy has its "
+                "bytes, take it out (`repair(path, quarantine=True)`) and have the versions before forgotten (`vacuum(path, keep=0)`).",
+                file=name,
+            )
         spliced = open_stored(buffer, record, compression).splice({}, removed, erased)
         check = codec.checksum(spliced.buffers)
         # The second name of a file whose bytes are the same already.

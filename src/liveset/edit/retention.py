@@ -14,9 +14,11 @@ from liveset.format.stamp import Fence, Redirects, tokens_of
 from liveset.lease import leased_versions
 from liveset.storage import HEAD, PRIVATE, VERSIONS, Entry
 
-__all__ = ["Kind", "Plan", "Survey", "kind_of", "survey"]
+__all__ = ["QUARANTINE", "Kind", "Plan", "Survey", "kind_of", "survey"]
 
 STAGED = PRIVATE + "staged/"
+QUARANTINE = PRIVATE + "quarantine/"
+"""Where damaged files are kept that were replaced, with the checksum of their bytes in the name."""
 
 
 class Kind(Enum):

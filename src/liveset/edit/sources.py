@@ -151,6 +151,8 @@ def _csv(path: Path) -> Iterator[Block]:
             names = next(lines, None)
             if names is None:
                 raise SampleError(f"{path} is empty; its first line should name the columns.")
+            if len(names) == 1 and (other := next((sign for sign in ";\t|" if sign in names[0]), "")):
+                raise SampleError(f"{path}: its first line names one column, {names[0]!r}. Separate the cells by commas, not by {other!r}.")
             yield _header(names, str(path))
             number = 0
             parts = _batched((row for row in lines if row), lambda row: sum(map(len, row)))
@@ -233,8 +235,10 @@ def _file(path: Path, read: Callable[[Path], Iterator[Block]]) -> Iterator[Block
         raise NotFound(f"{path} does not exist.", file=str(path)) from error
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror or error}.", file=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise SampleError(f"cannot read {path}: it is no UTF-8 text ({error.reason}). Save it as UTF-8.", file=str(path)) from error
     except ValueError as error:
-        raise SampleError(f"cannot read {path}: {error}.") from error
+        raise SampleError(f"cannot read {path}: {str(error).rstrip('.')}.") from error
 
 
 _FILES: dict[str, tuple[str, Callable[[Path], Iterator[Block]]]] = {

@@ -47,6 +47,7 @@ class Part:
         record: its entry in the index.
         rank: number of the writer, where new chunks are written.
         last: whether the new chunks end with it.
+        slots: the samples to do, all others stay; None: all of them.
     """
 
     number: int
@@ -54,6 +55,7 @@ class Part:
     record: ChunkRecord
     rank: int = 0
     last: bool = False
+    slots: frozenset[int] | None = None
 
     def __repr__(self) -> str:
         return str(self.first)
@@ -165,16 +167,16 @@ class ChunkTask:
         try:
             if isinstance(item, Part):
                 work.begin(item)
-            sample = work.read(position - work.part.first)
+            sample = work.read(slot := position - work.part.first)
         except (DatasetError, OSError) as error:
             return self._stop(Failure(error, None))
-        chosen = self.where is None or bool(self.where(sample))
+        chosen = (work.part.slots is None or slot in work.part.slots) and (self.where is None or bool(self.where(sample)))
         key = work.key_of(sample) if chosen else None
         result = self.fn(sample) if chosen else sample
         try:
             if chosen and result is None:
                 raise SampleError(_NONE)
-            misfit = work.put(position - work.part.first, result, key, chosen=chosen)
+            misfit = work.put(slot, result, key, chosen=chosen)
         except (DatasetError, OSError) as error:
             return self._stop(Failure(error, position))
         if misfit is not None or position + 1 < work.part.first + work.part.record.samples:

@@ -7,7 +7,7 @@ import os
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain, islice
@@ -19,6 +19,7 @@ from liveset.edit.chunkfiles import DEFAULT_CHUNK_SIZE, ChunkLimit
 from liveset.edit.commit import Policy, check_texts, commit, new_token
 from liveset.edit.editable import check_editable
 from liveset.edit.keyfiles import KeyWriter
+from liveset.edit.merged import Merged, merged_since, slots_from
 from liveset.edit.meter import Progress
 from liveset.edit.publish import publish_keys
 from liveset.edit.rebase import check_rebase
@@ -45,12 +46,11 @@ from liveset.keystore import open_keys
 from liveset.snapshot import Snapshot, open_snapshot
 from liveset.storage import open_store
 from liveset.write import options
+from liveset.write.chunkfeed import Feed, Sink, items_of, shares_of
 from liveset.write.chunktask import ChunkTask, Failure, Made, Misfit, NewSchema, Part, Written
 from liveset.write.failures import FOUND
-from liveset.write.messages import Batch, Closed, Done, Order, Quit
-from liveset.write.plan import Span, share
 from liveset.write.runner import Runner
-from liveset.write.shipping import Packer, dump_function, unpack, warn_if_large
+from liveset.write.shipping import dump_function, warn_if_large
 from liveset.write.signals import unwinding
 from liveset.write.spans import ChunkSettings
 from liveset.write.staging import Staging
@@ -60,9 +60,6 @@ from liveset.write.workers import Pool
 __all__ = ["TransformResult", "transform"]
 
 _log = logging.getLogger("liveset")
-
-_TOLD_SECONDS = 0.1
-"""How often the progress is told of samples that are done in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +109,9 @@ def transform(
     more, from the first on. All samples must come out with the same fields. Fields that stay keep their types, and images that come back
     as they were read keep their stored bytes, also under another name.
 
-    Samples that others add meanwhile are left alone. Where they change, or remove some of, the samples of a chunk, ``fn`` is called again
-    for all samples of the chunk as they are then; so it should depend on nothing but the sample. When the schema changes, any commit of
-    others is an ``OverwriteConflict`` instead.
+    Samples that others add meanwhile are left alone. Where they change, or remove some of, the samples of a chunk, or merge chunks, ``fn``
+    is called again for the samples of the chunk as they are then; so it should depend on nothing but the sample. When the schema changes,
+    any commit of others is an ``OverwriteConflict`` instead.
 
     Args:
         path: of the dataset.
@@ -139,8 +136,9 @@ def transform(
         SampleError: ``fn`` returned None, changed the field that holds the key, or gave a sample that cannot be stored, or not with the
             others; the message names the sample.
         PickleRefused: a sample needs ``allow_pickle=True``.
-        OverwriteConflict: the dataset was replaced meanwhile, its keys were found to stand in another field, or it was changed in any way
-            while all of it was written again.
+        OverwriteConflict: the dataset was replaced meanwhile, its keys were found to stand in another field, samples were deleted from a
+            chunk that a compaction had made of samples from before and from after this began, or it was changed in any way while all of it
+            was written again.
         SessionExpired: a purge or a vacuum removed files meanwhile that were to be read; transform again.
         Corrupt: a chunk is damaged.
         StorageError: the disk is full or failed.
@@ -265,6 +263,7 @@ class _Transform:
         chunks = enumerate(base.index.chunks)
         self._parts = [Part(number, base.starts[number], record) for number, record in chunks if record.samples]
         self._sources = {record.id or record.filename: record.filename for record in base.index.chunks}
+        self._chunks = frozenset(self._sources)
         self._made: dict[str, Made] = {}
         self._written: list[Written] = []
         self._staging = Staging(self._store, task.token)
@@ -329,12 +328,12 @@ class _Transform:
         try:
             if not self._workers.forced:
                 shown = progress if progress.visible else None
-                self._here(task, _shares(parts, 1)[0] if task.new else parts, self._take, self._places, shown)
+                self._here(task, shares_of(parts, 1)[0] if task.new else parts, self._take, self._places, shown)
                 return
             count = min(self._workers.most, len(parts))
-            queues = [deque(share) for share in _shares(parts, count)] if task.new else [deque(parts)] * count
+            queues = [deque(share) for share in shares_of(parts, count)] if task.new else [deque(parts)] * count
             try:
-                self._pool(task, _Feed(queues, self._take, progress), len(queues))
+                self._pool(task, Feed(queues, self._take, progress), len(queues))
             except WorkerError as error:
                 raise self._places.named(error) from error.__cause__
         finally:
@@ -343,11 +342,11 @@ class _Transform:
     def _here(
         self, task: ChunkTask, parts: Iterable[Part], take: Callable[[Any], None], places: _Places, progress: Progress | None = None
     ) -> None:
-        sink = _Sink()
+        sink = Sink()
         runner = Runner(task, sink, array("q", [-1]))
         try:
             for part in parts:
-                runner.run(part.first, _items(part, progress))
+                runner.run(part.first, items_of(part, progress))
                 while sink.results:
                     take(sink.results.pop(0))
         except WorkerError as error:
@@ -355,7 +354,7 @@ class _Transform:
         finally:
             task.close()
 
-    def _pool(self, task: ChunkTask, feed: _Feed, count: int) -> None:
+    def _pool(self, task: ChunkTask, feed: Feed, count: int) -> None:
         method = self._workers.start_method
         settings = ChunkSettings(self._store, task.token, task.limit)
         function: bytes | tuple[Any, ChunkSettings] = (task, settings)
@@ -398,12 +397,7 @@ class _Transform:
                 raise OverwriteConflict(
                     f"cannot transform: the keys of the samples {told} since meanwhile. Nothing was changed. Transform again."
                 )
-            if arranged := [entry for entry in since if entry.op == "compact"]:
-                raise OverwriteConflict(
-                    f"cannot transform: version {arranged[0].version} arranged the samples in other chunks meanwhile. Nothing was changed. "
-                    "Transform again."
-                )
-            self._follow(Snapshot(self._store, head))
+            self._follow(Snapshot(self._store, head), merged_since(self._store, head, since))
             if not self._made:
                 return None
             self._sent = True
@@ -414,14 +408,16 @@ class _Transform:
         index = self._commit(prepare, base)
         return index.version, *self._sums()
 
-    def _follow(self, head: Snapshot) -> None:
-        """Transform chunks again that have another file now, and forget those that are gone."""
+    def _follow(self, head: Snapshot, merged: Merged) -> None:
+        """Transform chunks again that have another file now or were merged, and forget those that are gone."""
         listed = head.index.chunks
         self._made = {name: self._made[name] for name in map(_id, listed) if name in self._made}
         for number, record in enumerate(listed):
             name = _id(record)
-            if self._sources.get(name, record.filename) == record.filename:
+            if self._sources.get(name) == record.filename:
                 continue
+            if not (slots := slots_from(self._chunks, name, record.samples, merged)):
+                continue  # samples that others added
             self._made.pop(name, None)
             self._task = replace(self._task, index=_bare(head.index), attempt=self._task.attempt + 1)
             places = _Places(head)
@@ -437,8 +433,7 @@ class _Transform:
                 if result.record is not None:
                     self._made[name] = result
 
-            parts = [Part(number, head.starts[number], record)] if record.samples else []
-            self._here(self._task, parts, take, places)
+            self._here(self._task, [Part(number, head.starts[number], record, slots=slots)], take, places)
             self._sources[name] = record.filename
 
     def _sums(self) -> tuple[int, int, int]:
@@ -517,76 +512,6 @@ class _Transform:
         except (DatasetError, OSError) as error:
             _log.warning("files that are not needed any more could not be removed: %s", error)
         return index
-
-
-class _Sink:
-    """Takes what became of parts that are done in this process."""
-
-    logged = False
-    fixed = False
-
-    def __init__(self) -> None:
-        self.skipped = 0
-        self.results: list[Any] = []
-        self.add = self.results.append
-
-    def mark(self, inputs_done: int, pending: int = 0) -> None:
-        """Nothing to note."""
-
-
-class _Feed:
-    """Hands out chunks; a worker gets the positions of one in several batches.
-
-    Args:
-        queues: the chunks that each worker takes from; it may be the same queue for all.
-        take: called with what became of each.
-        progress: what to tell.
-    """
-
-    idle_wait: float | None = None
-
-    def __init__(self, queues: Sequence[deque[Part]], take: Callable[[Any], None], progress: Progress) -> None:
-        self._queues, self._take, self._progress, self._packer = queues, take, progress, Packer()
-        self._left = [range(0)] * len(queues)
-
-    def next(self, slot: int, size: int) -> Order | None:
-        left, part = self._left[slot], None
-        if not left:
-            if not self._queues[slot]:
-                return Quit()
-            part = self._queues[slot].popleft()
-            left = range(part.first, part.first + part.record.samples)
-        batch, self._left[slot] = left[:size], left[size:]
-        self._packer.add(batch if part is None else (part, *batch[1:]))
-        return Batch(batch.start, len(batch), self._packer.take())
-
-    def done(self, slot: int, batch: Batch, reply: Done) -> None:
-        self._progress.add(batch.count)
-        for result in unpack(reply.data):
-            self._take(result)
-
-    def closed(self, slot: int, reply: Closed) -> None:
-        raise AssertionError("no spans are open here")
-
-
-def _items(part: Part, progress: Progress | None) -> Iterator[Part | int]:
-    """Yield a part and the positions behind its first sample, and tell the progress now and then."""
-    told, due = 0, time.monotonic() + _TOLD_SECONDS
-    yield part
-    for done in range(1, part.record.samples):
-        yield part.first + done
-        if progress is not None and time.monotonic() >= due:
-            progress.add(done - told)
-            told, due = done, time.monotonic() + _TOLD_SECONDS
-    if progress is not None:
-        progress.add(part.record.samples - told)
-
-
-def _shares(parts: Sequence[Part], count: int) -> list[list[Part]]:
-    """Share out chunks among writers, in order; each knows its last one."""
-    weights = [part.record.samples for part in parts]
-    shares = [parts[span.start : span.stop] for (span,) in share([Span(0, 0, len(parts))], count, weights=weights)]
-    return [[replace(part, rank=rank, last=part is some[-1]) for part in some] for rank, some in enumerate(shares)]
 
 
 def _bare(index: Index) -> Index:
