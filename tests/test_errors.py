@@ -16,6 +16,7 @@ TREE = {
     "AccessDenied": ("StorageError", "PermissionError"),
     "BadSample": ("DatasetError", "RuntimeError"),
     "CollateError": ("DatasetError", "TypeError", "RuntimeError"),
+    "CommitInterrupted": ("CommitUnknown", "KeyboardInterrupt"),
     "CommitUnknown": ("DatasetError",),
     "Conflict": ("DatasetError",),
     "Corrupt": ("FormatError",),

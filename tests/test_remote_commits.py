@@ -258,6 +258,24 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(edits(str(root / "plays"), str(root / "other"), root / "copy"))
 
 
+def test_a_purge_deletes_what_a_repair_has_kept(folder: RemoteFolder, tmp_path: Path) -> None:
+    place = write(place_at(folder / "plays", tmp_path / "cache"), 8)
+    liveset.cp(place, tmp_path / "copy")
+    store = store_at(folder / "plays")
+    name = open_snapshot(store).index.chunks[0].filename
+    data = store.read(name)
+    store.delete([name])
+    store.write(name, data[:-1] + bytes([data[-1] ^ 1]))
+    assert len(liveset.repair(place, copy=tmp_path / "copy").restored) == 1
+    (kept,) = (entry.name for entry in store.list("_liveset/quarantine/"))
+    assert liveset.purge(place, ["k1"], dry_run=True).quarantined == (kept,)
+    assert kept in {found.file for found in liveset.verify(place, absent=["k1"]).found}
+    assert liveset.purge(place, ["k1"]).quarantined == (kept,)
+    assert list(store.list("_liveset/quarantine/")) == []
+    assert liveset.verify(place, absent=["k1"]).ok
+    assert list(contents(place)) == [f"k{number}" for number in (0, *range(2, 8))]
+
+
 def test_every_edit_is_the_same_as_in_a_folder(folder: RemoteFolder, expected: dict[str, Any], tmp_path: Path) -> None:
     for name, found in edits(place_at(folder / "plays", tmp_path / "cache"), place_at(folder / "other"), tmp_path / "copy"):
         assert found == expected[name], name

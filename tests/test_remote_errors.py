@@ -168,6 +168,22 @@ def test_a_store_that_does_not_answer() -> None:
     refused(place, StorageError, "the store does not answer")
 
 
+def test_an_outage_at_the_first_request_is_waited_for_and_a_wrong_address_is_not(stub: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that closes connections is there; what refuses them, or has no name, never was."""
+    place = write(place_at(stub.root / "plays"))
+    monkeypatch.setattr(requests, "FIRST_ANSWER", 0.0)
+    fresh = changed(place, retry_timeout=77)
+    stub.act("cut-before", method="GET", times=3)
+    assert liveset.StreamingDataset(fresh)[1]["x"] == 1
+    assert not stub.acts_left
+    (port,) = free_ports(1)
+    for endpoint in (f"http://127.0.0.1:{port}", "http://no-such-host.invalid"):
+        begun = time.monotonic()
+        with pytest.raises(StorageError, match="the store does not answer"):
+            liveset.StreamingDataset(place_at(RemoteFolder("s3", endpoint, "plays")))
+        assert time.monotonic() - begun < SOON
+
+
 def test_an_endpoint_without_a_scheme() -> None:
     place = place_at(RemoteFolder("s3", "127.0.0.1:9000", "plays"))
     refused(place, ValueError, "needs http:// or https://", "127.0.0.1:9000")
@@ -414,6 +430,35 @@ def test_an_interrupt_does_not_wait_for_the_store(stub: StubServer) -> None:
     assert time.monotonic() - begun < SOON
     timer.join()
     assert dataset[0] == make(0)
+
+
+@pytest.mark.parametrize("act", ["stall-before", "stall-after"])
+def test_an_interrupt_does_not_wait_for_a_commit_and_nothing_is_deleted(stub: StubServer, act: str) -> None:
+    place = write(place_at(stub.root / "plays"))
+    stub.act(act, method="PUT", match=r"plays/index\.json$")
+    update = liveset.dataset_update(place)
+    update["k1"] = {"id": "k1", "x": -1}
+
+    def interrupt() -> None:
+        while stub.acts_left:  # until the put has come
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = set(stub.objects)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt, match="was_committed") as info:
+        update.commit()
+    assert time.monotonic() - begun < SOON
+    thread.join()
+    assert isinstance(info.value, liveset.CommitUnknown)
+    assert before <= set(stub.objects)
+    assert liveset.was_committed(place, info.value.session) is (act == "stall-after")
+    update.commit()  # settles it
+    assert [entry.version for entry in liveset.history(place)] == [2, 1]
+    assert liveset.StreamingDataset(place)["k1"]["x"] == -1
+    assert liveset.verify(place).ok
 
 
 def test_a_missing_file_is_not_waited_for(stub: StubServer) -> None:

@@ -26,6 +26,7 @@ The tree, grouped by what a caller would do about it::
     │   ├── OverwriteConflict              the dataset was replaced, or appeared, meanwhile
     │   └── SchemaConflict                 samples do not fit the schema of the dataset
     ├── CommitUnknown                      nobody knows yet whether the commit landed; its files are kept
+    │   └── CommitInterrupted (KeyboardInterrupt)   Ctrl-C came while it was sent
     ├── UnsafeStore                        no file locks here: commits cannot be made safe
     ├── ForeignEdit                        another program replaced index.json
     ├── FormatError (ValueError)
@@ -48,6 +49,7 @@ __all__ = [
     "AccessDenied",
     "BadSample",
     "CollateError",
+    "CommitInterrupted",
     "CommitUnknown",
     "Conflict",
     "Corrupt",
@@ -231,6 +233,10 @@ class CommitUnknown(DatasetError):
     """The store did not say whether the commit landed; ``session`` identifies it, and its files are kept."""
 
     session: str = ""
+
+
+class CommitInterrupted(CommitUnknown, KeyboardInterrupt):
+    """Ctrl-C came while a commit was on its way to an object store: it may have landed, or land yet."""
 
 
 class UnsafeStore(DatasetError):

@@ -175,24 +175,27 @@ def _why_gone(snapshot: Snapshot) -> tuple[type[NotFound], str]:
     )
 
 
-def open_snapshot(store: Store, version: Version | None = None) -> Snapshot:
-    """Pins the newest version of a dataset (None), or the one with a number, the one with a tag, or the newest one at a time."""
+def open_snapshot(store: Store, version: Version | None = None, *, head: Index | None = None) -> Snapshot:
+    """Pins the newest version of a dataset (None), or the one with a number, the one with a tag, or the newest one at a time.
+
+    Whoever has just read the head passes it; it is read otherwise.
+    """
     if version is None:
-        return Snapshot(store, _head(store))
-    if isinstance(version, str):
-        return _open_number(store, _tagged(store, version))
-    if isinstance(version, datetime):
-        return _open_number(store, _version_at(store, version))
+        return Snapshot(store, head or _head(store))
+    if isinstance(version, str | datetime):
+        head = head or _head(store)
+        number = _tagged(store, head, version) if isinstance(version, str) else _version_at(store, head, version)
+        return _open_number(store, number, head)
     if isinstance(version, bool):
         raise ValueError(f"version={version} is neither a number, a tag nor a time.")
-    return _open_number(store, operator.index(version))
+    return _open_number(store, operator.index(version), head)
 
 
-def _open_number(store: Store, version: int) -> Snapshot:
+def _open_number(store: Store, version: int, head: Index | None) -> Snapshot:
     if version < 0:
         raise VersionNotFound(f"{store.url} has no version {version}: versions count from 0.", version=version)
     try:
-        head = _head(store)
+        head = head or _head(store)
     except (Corrupt, DatasetNotFound):
         # What is wrong with the head says nothing about the versions before it: they are the way back.
         if (index := archived(store, version)) is not None:
@@ -210,7 +213,7 @@ def _open_number(store: Store, version: int) -> Snapshot:
             version=version,
         )
     # The head that came after a version was put in place only when the version had been archived.
-    if (index := archived(store, version)) is not None:
+    if (index := archived(store, version, _id_of(head, version))) is not None:
         return Snapshot(store, index, redirects_of(head))
     if head.version < version:
         raise VersionNotFound(f"{store.url} has no version {version}: the newest is {head.version}.", version=version)
@@ -219,8 +222,7 @@ def _open_number(store: Store, version: int) -> Snapshot:
     raise VersionExpired(f"version {version} of {store.url} has been removed; the newest is {head.version}.", version=version)
 
 
-def _tagged(store: Store, tag: str) -> int:
-    head = _head(store)
+def _tagged(store: Store, head: Index, tag: str) -> int:
     tags = head.edit.tags if head.edit is not None else {}
     if tag not in tags:
         known = f"its tags are {', '.join(sorted(tags))}" if tags else "it has no tags"
@@ -229,13 +231,12 @@ def _tagged(store: Store, tag: str) -> int:
     return tags[tag]
 
 
-def _version_at(store: Store, time: datetime) -> int:
+def _version_at(store: Store, head: Index, time: datetime) -> int:
     if time.tzinfo is None:
         raise ValueError(
             f"version={time!r} has no time zone, so it could be meant for any: give it one, such as .astimezone() for local time "
             "or .replace(tzinfo=datetime.UTC)."
         )
-    head = _head(store)
     first = None
     for entry in entries(store, head):
         if entry.time <= time:
@@ -289,15 +290,34 @@ def redirects_of(head: Index) -> Redirects:
     return head.edit.redirects if head.edit is not None else Redirects()
 
 
-def archived(store: Store, version: int) -> Index | None:
-    """The index of an earlier version as it was archived, whether or not its files are still there; None where it is gone."""
+def _id_of(head: Index, version: int) -> str:
+    """The id of an ancestor that a head remembers; empty for others."""
+    listed = head.edit.history if head.edit is not None else ()
+    return next((entry.id for entry in listed if entry.version == version), "")
+
+
+def archived(store: Store, version: int, known: str = "") -> Index | None:
+    """The index of an earlier version as it was archived, whether or not its files are still there; None where it is gone.
+
+    Where its id is ``known``, so that no other one is taken for it, a remote one comes from the cache.
+    """
     name = version_name(version)
     path = posixpath.join(store.url, name)
     try:
-        data = store.read(name)
+        data = bytes(store.map(name, 0, known)) if known and store.remote else store.read(name)
     except NotFound:
         return None
-    index = Index.parse(data, path)
+    try:
+        index = _checked(Index.parse(data, path), version, path)
+        if index.id == known or not known:
+            return index
+    except Corrupt:
+        if not known:
+            raise
+    return archived(store, version)  # what the cache holds is damaged, or of another line that took the place of this one
+
+
+def _checked(index: Index, version: int, path: str) -> Index:
     if index.version != version:
         raise Corrupt(f"{path} is damaged: it holds version {index.version}.", file=path)
     if not index.digest_matches():

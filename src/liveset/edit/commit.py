@@ -22,6 +22,7 @@ from liveset.edit.changes import Change, Stamp, apply, files_of, keeps_places, s
 from liveset.edit.rebase import check_rebase
 from liveset.edit.versions import entries, entries_since, find_session
 from liveset.errors import (
+    CommitInterrupted,
     CommitUnknown,
     Conflict,
     DatasetError,
@@ -289,6 +290,10 @@ class _Commit:
                 if self.store.swap_head(new.to_bytes(), tag, *withdrawn) is Swap.SWAPPED:
                     return True
                 outcome = self.outcome(head, parent, new)
+            except KeyboardInterrupt as error:
+                if not self.store.remote:
+                    raise
+                raise self.unknown(CommitInterrupted, "it was interrupted while it was sent, and may still land") from error
             except (DatasetError, OSError) as error:
                 if sent == 0 and not isinstance(error, _Unread):
                     raise  # the first send raises only if it is certain that nothing changed
@@ -312,9 +317,9 @@ class _Commit:
             raise _Unread from error
         return Outcome.COMMITTED if new.id in ids else Outcome.LOST
 
-    def unknown(self) -> CommitUnknown:
-        return CommitUnknown(
-            f"nobody knows whether the commit to {self.store.url} landed: the store did not answer. Nothing was deleted. "
+    def unknown(self, kind: type[CommitUnknown] = CommitUnknown, why: str = "the store did not answer") -> CommitUnknown:
+        return kind(
+            f"nobody knows whether the commit to {self.store.url} landed: {why}. Nothing was deleted. "
             f"liveset.was_committed(..., {self.session!r}) tells later.",
             session=self.session,
         )

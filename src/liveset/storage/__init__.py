@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from liveset.storage.location import Place, parse_location
 from liveset.storage.store import HEAD, PRIVATE, VERSIONS, Buffer, Entry, Head, Store, Swap, Tag, as_buffers, check_name, version_name
+from liveset.storage.throttle import throttled_requests
 
 if TYPE_CHECKING:
     from liveset.storage.cached import Source
@@ -32,6 +33,7 @@ __all__ = [
     "has_ranges",
     "is_inside",
     "open_store",
+    "throttled_requests",
     "version_name",
 ]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
 
 from liveset.errors import Corrupt
 from liveset.storage.cache import ChunkCache
-from liveset.storage.store import Buffer, Entry, Head, Sink, Store, Swap, Tag, check_name, checksum_in
+from liveset.storage.store import HEAD, Buffer, Entry, Head, Keep, Sink, Store, Swap, Tag, check_name, checksum_in
 
 __all__ = ["CachedStore", "Source"]
 
@@ -19,6 +19,9 @@ class Source(Store, Protocol):
 
     def download(self, name: str, sink: Sink, size: int = 0) -> None:
         """Fetches a whole file; ``size`` is what is expected, 0 if nothing is."""
+
+    def read_shared_head(self, keep: Keep) -> Head | None:
+        """The head as it is now, from ``keep`` where it is large and has been fetched before."""
 
 
 class CachedStore:
@@ -65,6 +68,14 @@ class CachedStore:
         check = checksum_in(content)
         return self.cache.peek(self._place, check_name(name), size, check, "" if check else content)
 
+    def read_head(self) -> Head | None:
+        """The head as it is now. A large one is fetched once by the processes of this machine, and named by its tag in the cache."""
+
+        def keep(size: int, tag: str, download: Callable[[Sink], None]) -> bytes:
+            return bytes(self.cache.open(self._place, HEAD, size, "", tag, download))
+
+        return self.source.read_shared_head(keep)
+
     def forget(self) -> None:
         """Removes the cached files of this place."""
         self.cache.erase(self._place)
@@ -82,9 +93,6 @@ class CachedStore:
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         return self.source.read_ranges(name, ranges)
-
-    def read_head(self) -> Head | None:
-        return self.source.read_head()
 
     def write(self, name: str, data: Buffer | Sequence[Buffer]) -> None:
         self.source.write(name, data)

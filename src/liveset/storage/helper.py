@@ -25,6 +25,7 @@ from liveset.errors import StorageError
 from liveset.storage.location import Location
 from liveset.storage.requests import DirectRequests, Facts
 from liveset.storage.store import Buffer, Sink
+from liveset.storage.throttle import add_told, throttled_requests
 
 __all__ = ["HelperRequests"]
 
@@ -50,6 +51,9 @@ class HelperRequests:
 
     def get_tagged(self, key: str) -> tuple[bytes, str]:
         return self._ask("get_tagged", key)  # type: ignore[no-any-return]
+
+    def get_start(self, key: str, length: int) -> tuple[bytes, Facts]:
+        return self._ask("get_start", key, length)  # type: ignore[no-any-return]
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         return self._ask("get_ranges", key, list(ranges))  # type: ignore[no-any-return]
@@ -114,7 +118,9 @@ class _Connection:
         while (offset := (found := _receive(self._socket))[0]) != _OUTCOME:
             assert sink is not None
             sink.write(found[1], offset)
-        return pickle.loads(found[1])  # type: ignore[no-any-return]  # noqa: S301 - from our own process
+        done, outcome, refused = pickle.loads(found[1])  # noqa: S301 - from our own process
+        add_told(refused)
+        return done, outcome
 
     def close(self) -> None:
         self._socket.close()
@@ -262,10 +268,10 @@ def _answer(channel: socket.socket) -> None:
         while True:
             _, request = _receive(channel)
             try:
-                outcome = pickle.dumps((True, _perform(pickle.loads(request), channel)))  # noqa: S301 - from our own process
+                done, found = True, _perform(pickle.loads(request), channel)  # noqa: S301 - from our own process
             except Exception as error:
-                outcome = pickle.dumps((False, error))
-            _send(channel, outcome)
+                done, found = False, error
+            _send(channel, pickle.dumps((done, found, throttled_requests())))
 
 
 def _perform(request: Any, channel: socket.socket) -> Any:

@@ -20,7 +20,7 @@ import xxhash
 from liveset.errors import Corrupt, DatasetError, DatasetNotFound, NotFound, StorageError, UnsafeStore
 from liveset.storage.files import Files
 from liveset.storage.lock import locked
-from liveset.storage.store import HEAD, PRIVATE, VERSIONS, Buffer, Entry, Head, Sink, Swap, Tag, as_buffers, check_name, foreign_bytes
+from liveset.storage.store import HEAD, PRIVATE, VERSIONS, Buffer, Entry, Head, Keep, Sink, Swap, Tag, as_buffers, check_name, foreign_bytes
 
 __all__ = ["LocalSource", "LocalStore"]
 
@@ -387,6 +387,10 @@ class LocalSource(LocalStore):
     def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
         """None: nothing is kept here."""
         return None
+
+    def read_shared_head(self, keep: Keep) -> Head | None:
+        """The head: it is at hand."""
+        return self.read_head()
 
     def download(self, name: str, sink: Sink, size: int = 0) -> None:
         """Hands out a whole file piece by piece."""

@@ -16,7 +16,21 @@ from liveset.storage.clients import connect
 from liveset.storage.location import Location
 from liveset.storage.requests import CREATE, Requests
 from liveset.storage.sink import MemorySink, fetched
-from liveset.storage.store import HEAD, PRIVATE, Buffer, Entry, Head, Sink, Swap, Tag, as_buffers, check_name, checksum_in, foreign_bytes
+from liveset.storage.store import (
+    HEAD,
+    PRIVATE,
+    Buffer,
+    Entry,
+    Head,
+    Keep,
+    Sink,
+    Swap,
+    Tag,
+    as_buffers,
+    check_name,
+    checksum_in,
+    foreign_bytes,
+)
 
 __all__ = ["RemoteStore"]
 
@@ -87,6 +101,30 @@ class RemoteStore:
         except NotFound:
             return None
         return Head(data, Tag(tag))
+
+    def read_shared_head(self, keep: Keep) -> Head | None:
+        """The head and its tag; of a large one only the beginning is fetched, and ``keep`` has the rest from others, or fetches it."""
+        key = self._key(HEAD)
+        if self.location.kind == "http":  # tags of web servers may be as coarse as seconds
+            return self.read_head()
+        for _ in range(_SENDS):
+            try:
+                data, facts = self._requests.get_start(key, SMALL_HEAD)
+                if len(data) >= facts.size:
+                    return Head(data, Tag(facts.tag))
+
+                def download(sink: Sink, tag: str = facts.tag) -> None:
+                    data, found = self._requests.get_tagged(key)
+                    if found != tag:
+                        raise _Replaced
+                    sink.write(data, 0)
+
+                return Head(keep(facts.size, facts.tag, download), Tag(facts.tag))
+            except NotFound:
+                return None
+            except _Replaced:
+                continue
+        return self.read_head()
 
     def has_ranges(self) -> bool:
         """Tell whether the server hands out parts of files; asks once in a process, for a byte of the head."""
@@ -255,6 +293,14 @@ class RemoteStore:
         finally:
             with suppress(DatasetError):
                 requests.delete([key])
+
+
+SMALL_HEAD = 64 << 10
+"""A head of no more bytes is fetched by all who want it."""
+
+
+class _Replaced(Exception):
+    """The head is another one than before."""
 
 
 _SENDS = 6

@@ -6,15 +6,15 @@ Only ``storage.clients`` chooses between these requests and those of a helper pr
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
-import re
 import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import itemgetter
 from queue import SimpleQueue
@@ -22,9 +22,11 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from liveset.errors import AccessDenied, DatasetError, MissingDependency, NotFound, StorageError
+from liveset.errors import AccessDenied, MissingDependency, NotFound
+from liveset.storage.answers import NO_CREDENTIALS, NoRanges, PastTheEnd, Refused, Silent, explain, first_line
 from liveset.storage.location import Location, profile_credentials
 from liveset.storage.store import Buffer, Sink
+from liveset.storage.throttle import throttle_of
 
 __all__ = ["CREATE", "DirectRequests", "Facts", "Requests", "runtime_used"]
 
@@ -40,7 +42,9 @@ TIMEOUT = 60.0
 UPLOAD_TIMEOUT = 240.0
 """The same for much that is put, over a line that may be slow; below the time for retries, which a dead connection takes then."""
 FIRST_ANSWER = 5.0
-"""Seconds until a store that never answered to this process is given up: its address is likely to be wrong."""
+"""Seconds until an address is given up that has no server: its name or its port is likely to be wrong."""
+QUIET = 3
+"""How often a request is repeated before anybody is told."""
 
 
 class Facts(NamedTuple):
@@ -61,6 +65,9 @@ class Requests(Protocol):
 
     def get_tagged(self, key: str) -> tuple[bytes, str]:
         """An object and its tag, seen at one moment."""
+
+    def get_start(self, key: str, length: int) -> tuple[bytes, Facts]:
+        """The first bytes of an object and what the store says about it, seen at one moment."""
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """Parts of an object (start, length), in parallel; those at its end may be shorter."""
@@ -104,6 +111,7 @@ class DirectRequests:
     def __init__(self, location: Location, *, answered: bool = False) -> None:
         self._location = location
         self._answered = answered
+        self._throttle = throttle_of(location.server)
 
     # The requests
 
@@ -118,9 +126,9 @@ class DirectRequests:
             if length is None:
                 return bytes(self._send(key, "read", lambda store: obstore.get(store, key, options={"range": {"offset": start}}).bytes()))
             return bytes(self._send(key, "read", lambda store: obstore.get_range(store, key, start=start, length=length)))
-        except _PastTheEnd:
+        except PastTheEnd:
             return b""
-        except _NoRanges:
+        except NoRanges:
             return self.get(key)[start:][:length]
 
     def get_tagged(self, key: str) -> tuple[bytes, str]:
@@ -132,20 +140,34 @@ class DirectRequests:
 
         return self._send(key, "read", send)
 
+    def get_start(self, key: str, length: int) -> tuple[bytes, Facts]:
+        import obstore
+
+        def send(store: Any) -> tuple[bytes, Facts]:
+            answer = obstore.get(store, key, options={"range": (0, length)})
+            meta = answer.meta
+            return bytes(answer.bytes()), Facts(key, meta["size"], meta["last_modified"], _tag(meta))
+
+        try:
+            return self._send(key, "read", send)
+        except (NoRanges, PastTheEnd):  # an empty object has no first byte
+            data, tag = self.get_tagged(key)
+            return data, Facts(key, len(data), datetime.now(UTC), tag)
+
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         import obstore
 
         # The client can merge ranges itself, but panics where one of them begins behind the end of the object.
         merged = merge_ranges(ranges, GAP)
-        if len(merged) > 1:
+        if len(merged) > 1 and self._throttle.limit == math.inf:  # else one by one: the client would send ten at once
             starts, ends = [start for start, _ in merged], [end for _, end in merged]
             try:
                 found: Sequence[Any] = self._send(
                     key, "read", lambda store: obstore.get_ranges(store, key, starts=starts, ends=ends, coalesce=0)
                 )
-            except _PastTheEnd:
+            except PastTheEnd:
                 return [self.get(key, *wanted) for wanted in ranges]
-            except _NoRanges:
+            except NoRanges:
                 whole = self.get(key)
                 return [whole[start : start + length] for start, length in ranges]
         else:
@@ -165,9 +187,9 @@ class DirectRequests:
 
         try:
             self._send(key, "read", lambda store: obstore.get_range(store, key, start=0, length=1))
-        except _NoRanges:
+        except NoRanges:
             return False
-        except _PastTheEnd:
+        except PastTheEnd:
             return True
         return True
 
@@ -190,10 +212,10 @@ class DirectRequests:
 
         for left in reversed(range(RESTARTS)):
             try:
-                with suppress(_PastTheEnd):  # the connection was lost behind the last byte
+                with suppress(PastTheEnd):  # the connection was lost behind the last byte
                     self._send(key, "read", go_on, progress=reached)
                 return
-            except _NoRanges:  # this server can only begin anew
+            except NoRanges:  # this server can only begin anew
                 if not left:
                     raise
                 at = 0
@@ -205,7 +227,13 @@ class DirectRequests:
             # Few at once: they share a line, and each has its time.
             options: Any = {"chunk_size": PART, "max_concurrency": 2}
             return _tag(
-                self._send(key, "write", lambda store: obstore.put(store, key, _parts(data), **options), upload=_size(data) > SMALL)
+                self._send(
+                    key,
+                    "write",
+                    lambda store: obstore.put(store, key, _parts(data), **options),
+                    upload=_size(data) > SMALL,
+                    repeated=_size(data) > PART,
+                )
             )
         mode: Any = CREATE if condition == CREATE else msgspec.json.decode(condition)
         whole = b"".join(data)
@@ -213,7 +241,7 @@ class DirectRequests:
             options = {"mode": mode, "use_multipart": False}
             sent = self._send(key, "write", lambda store: obstore.put(store, key, whole, **options), once=True, upload=len(whole) > SMALL)
             return _tag(sent)
-        except _Refused:
+        except Refused:
             return None
 
     def list(self, folder: str) -> Iterator[Facts]:
@@ -222,7 +250,10 @@ class DirectRequests:
         def send(store: Any) -> list[Any]:
             return [entry for batch in obstore.list(store, prefix=folder or None) for entry in batch]
 
-        return (Facts(entry["path"], entry["size"], entry["last_modified"], _tag(entry)) for entry in self._send(folder, "list", send))
+        return (
+            Facts(entry["path"], entry["size"], entry["last_modified"], _tag(entry))
+            for entry in self._send(folder, "list", send, repeated=True)
+        )
 
     def facts(self, key: str) -> Facts:
         import obstore
@@ -236,7 +267,7 @@ class DirectRequests:
         for at in range(0, len(keys), BATCH):
             batch = list(keys[at : at + BATCH])
             try:
-                self._send(batch[0], "delete", partial(obstore.delete, paths=batch))
+                self._send(batch[0], "delete", partial(obstore.delete, paths=batch), repeated=True)
             except NotFound:
                 for key in batch:  # some stores take a missing object for a failure, and may have stopped there
                     with suppress(NotFound):
@@ -257,53 +288,72 @@ class DirectRequests:
         *,
         once: bool = False,
         upload: bool = False,
+        repeated: bool = False,
         progress: Callable[[], int] = int,
     ) -> T:
         """Sends a request until it is answered: again and again while the store is silent or busy, for a limited time.
 
         With ``once`` only the client repeats it, which it does for moments: the caller has to find out what happened. An ``upload`` has
-        a long body. ``progress`` tells how far it came: the time is counted anew whenever it came any further.
+        a long body. What is ``repeated`` by the client, too, is several requests, of which one that failed should not cost the others.
+        ``progress`` tells how far it came: the time is counted anew whenever it came any further.
         """
         global _used
         _used = True
-        store = open_bucket(self._location, upload=upload)
+        repeated = repeated or once
         begun, number, reached = time.monotonic(), 0, 0
         while True:
             try:
-                # A write is waited for: whoever is interrupted in one would not know that it may still land.
-                answer = request(store) if action in ("write", "copy", "delete") else interruptible(partial(request, store))
-            except Exception as error:
-                meaning = _explain(error, self._location, key, action)
-                if meaning is None:
-                    raise
-                if isinstance(meaning, _Refused) and not once:
-                    meaning = _Silent(f"cannot {action} {meaning.file}: the store is busy with the same object", file=meaning.file)
-                if isinstance(meaning, AccessDenied):
-                    forget_bucket(self._location)
-                if not isinstance(meaning, _Silent):
-                    raise meaning from error
-                self._answered = self._answered or meaning.alive
+                answer = self._attempt(key, action, request, open_bucket(self._location, upload=upload, repeated=repeated), once)
+            except (Refused, Silent) as problem:
+                if isinstance(problem, Refused):
+                    if once:
+                        raise
+                    meaning = Silent(f"cannot {action} {problem.file}: the store is busy with the same object", file=problem.file)
+                else:
+                    meaning = problem
+                self._answered = self._answered or not meaning.nobody
                 if progress() > reached:
                     begun, number, reached = time.monotonic(), 0, progress()
                 patience = self._location.retry_timeout if self._answered else min(FIRST_ANSWER, self._location.retry_timeout)
                 if once or time.monotonic() - begun >= patience:
-                    raise meaning.error() from error
-                if number == 0:
+                    raise meaning.error() from problem.__cause__
+                if number == (0 if repeated else QUIET):
                     _log.warning("%s; trying again for up to %.0f s", meaning, patience)
-                time.sleep(random.uniform(0.1, min(10.0, 0.5 * 2 ** min(number, 8))))
+                time.sleep(random.uniform(0.05, min(10.0, 0.2 * 2 ** min(number, 8))))
                 number += 1
+            except AccessDenied as problem:
+                forget_bucket(self._location)
+                if repeated or NO_CREDENTIALS not in str(problem):
+                    raise
+                repeated = True  # what gives them may be busy: the client asks that again, too
             else:
                 self._answered = True
                 return answer
 
+    def _attempt(self, key: str, action: str, request: Callable[[Any], T], store: Any, once: bool) -> T:
+        with self._throttle.flight() as flight:
+            try:
+                if action in ("write", "copy", "delete") and not once:
+                    return request(store)  # is waited for: who is interrupted in a write would not know that it may still land
+                return interruptible(partial(request, store), lands=once)
+            except Exception as error:
+                meaning = explain(error, self._location, key, action)
+                if meaning is None:
+                    raise
+                flight.busy = isinstance(meaning, Silent) and meaning.busy
+                raise meaning from error
 
-def interruptible(call: Callable[[], T]) -> T:
-    """The result of a call, which Ctrl-C does not wait for: the client handles no signals until the last of its own tries has failed."""
+
+def interruptible(call: Callable[[], T], *, lands: bool = False) -> T:
+    """The result of a call, which Ctrl-C does not wait for: the client handles no signals until the last of its own tries has failed.
+
+    Where it ``lands`` all the same, only Ctrl-C leaves it, which ``Commit.swap`` knows of, and nothing else that a signal raises.
+    """
     global _runner
     if threading.current_thread() is not threading.main_thread():
         return call()
     runner, _runner = _runner or _Runner(), None
-    result, error = runner.run(call)
+    result, error = runner.run(call, lands)
     _runner = runner
     if error is not None:
         raise error
@@ -317,12 +367,14 @@ class _Runner:
         self._calls, self._outcomes = SimpleQueue[Any](), SimpleQueue[Any]()
         threading.Thread(target=self._work, name="liveset requests", daemon=True).start()
 
-    def run(self, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    def run(self, call: Callable[[], Any], lands: bool) -> tuple[Any, BaseException | None]:
         self._calls.put(call)
         try:
             return self._outcomes.get()  # type: ignore[no-any-return]
-        except BaseException:
+        except BaseException as error:
             self._calls.put(None)  # nobody waits for it any longer
+            if lands and not isinstance(error, KeyboardInterrupt):
+                self._outcomes.get()
             raise
 
     def _work(self) -> None:
@@ -360,26 +412,29 @@ BATCH = 250
 """Objects deleted in one request; Azure takes up to 256."""
 
 
-_stores: dict[tuple[str, bool], Any] = {}
+_stores: dict[tuple[str, bool, bool], Any] = {}
 _opening = threading.Lock()
 
 
-def open_bucket(location: Location, *, upload: bool = False) -> Any:
-    """The client of obstore for a bucket: one for all places in it, with their connections, and one for long uploads; sends nothing."""
-    name = location.bucket_identity, upload
+def open_bucket(location: Location, *, upload: bool = False, repeated: bool = False) -> Any:
+    """The client of obstore for a bucket: one for all places in it, with their connections; sends nothing.
+
+    There is another one for long uploads, and one that repeats requests itself, which hides what the store says in between.
+    """
+    name = location.bucket_identity, upload, repeated
     if (store := _stores.get(name)) is not None:
         return store
     with _opening:
         if name not in _stores:
-            _stores[name] = open_object_store(location, upload=upload)
+            _stores[name] = open_object_store(location, upload=upload, repeated=repeated)
         return _stores[name]
 
 
 def forget_bucket(location: Location) -> None:
     """Makes the next request look for credentials anew: whoever had none may have set them since."""
     with _opening:
-        for upload in (False, True):
-            _stores.pop((location.bucket_identity, upload), None)
+        for name in [name for name in _stores if name[0] == location.bucket_identity]:
+            del _stores[name]
 
 
 def _after_fork() -> None:
@@ -390,7 +445,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def open_object_store(location: Location, *, upload: bool = False) -> Any:
+def open_object_store(location: Location, *, upload: bool = False, repeated: bool = True) -> Any:
     """The client of obstore for a bucket; sends nothing."""
     try:
         import obstore.store as stores
@@ -403,7 +458,7 @@ def open_object_store(location: Location, *, upload: bool = False) -> Any:
     timeout = UPLOAD_TIMEOUT if upload else min(TIMEOUT, patience)
     client = {"timeout": timedelta(seconds=timeout), "connect_timeout": "5s", "pool_max_idle_per_host": "64", **location.client}
     retry: Any = {
-        "max_retries": 4,
+        "max_retries": 4 if repeated else 0,
         "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=3), "base": 2},
         "retry_timeout": timedelta(seconds=min(120.0, patience)),
     }
@@ -416,7 +471,7 @@ def open_object_store(location: Location, *, upload: bool = False) -> Any:
             options["credential_provider"] = provider
         return kinds[location.kind](location.bucket, config=dict(location.config), **options)
     except (BaseError, ValueError, TypeError) as error:
-        raise ValueError(f"storage_options for {location.url} are not understood: {_first_line(error)}") from error
+        raise ValueError(f"storage_options for {location.url} are not understood: {first_line(error)}") from error
 
 
 def _tag(meta: Any) -> str:
@@ -447,104 +502,3 @@ def _blocks(data: Sequence[Buffer]) -> Iterator[bytes]:
             waiting.append(piece)
             size += len(piece)
     yield b"".join(waiting)
-
-
-class _Refused(DatasetError):
-    """The condition of a put did not hold, or the object was written and the answer lost."""
-
-    file: str
-
-
-class _PastTheEnd(DatasetError):
-    """A range begins behind the end of the object."""
-
-
-class _NoRanges(StorageError):
-    """The server only hands out whole objects."""
-
-
-class _Silent(DatasetError):
-    """No answer, or one that may be better later."""
-
-    file: str
-    alive: bool = False
-
-    def error(self) -> StorageError:
-        return StorageError(*self.args, file=self.file)
-
-
-def _explain(error: Exception, location: Location, key: str, action: str) -> DatasetError | None:
-    """What an error of the client means; None for those that are not its own."""
-    from obstore import exceptions
-
-    url = f"{location.url}/{key.removeprefix(location.prefix).lstrip('/')}".rstrip("/")
-    text = re.sub(r"(https?://[^/\s]*)\S*", r"\1", str(error))  # without names of objects, which may be anything
-    answered = re.search(r"status code: (\d{3})", text)
-    status = int(answered.group(1)) if answered else 0
-
-    def failed(reason: str) -> StorageError:
-        return StorageError(f"cannot {action} {url}: {reason}", file=url)
-
-    def denied(reason: str) -> AccessDenied:
-        return AccessDenied(f"cannot {action} {url}: {reason}", file=url)
-
-    if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
-        return _Refused(f"{url} is not the expected one.", file=url)
-    if isinstance(error, FileNotFoundError):
-        if re.search(r"NoSuchBucket|ContainerNotFound|bucket does not exist", text):
-            return failed(f"there is no bucket {location.bucket!r} at {location.endpoint or location.kind}.")
-        return NotFound(f"{url} does not exist.", file=url)
-    if not isinstance(error, exceptions.BaseError | OSError):
-        return None
-    if re.search(r"ExpiredToken|TokenRefreshRequired|token (has )?expired|Signature not valid in the specified time", text, re.IGNORECASE):
-        return denied("the credentials have expired.")
-    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError) or re.search(
-        r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|AccessDenied|AuthenticationFailed", text
-    ):
-        return denied(
-            f"the store refuses it ({_reason(text)}). Check the credentials and their rights, or for a public bucket pass "
-            'storage_options={"skip_signature": True}.'
-        )
-    if re.search(_METADATA, str(error)):
-        return denied(
-            "no credentials were found. Set them in the environment or in storage_options, or for a public bucket pass "
-            'storage_options={"skip_signature": True}.'
-        )
-    if re.search(r"without LOCATION|PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint", text):
-        return failed('the bucket is in another region. Pass it as storage_options={"region": "..."}, or set AWS_REGION.')
-    if "InvalidCertificate" in text:
-        return failed(
-            f"the certificate of {location.endpoint or location.bucket} is not trusted. Pass the file of its authority as "
-            'storage_options={"verify": "ca.pem"}.'
-        )
-    if status == 416 or "Wanted range starting at" in text:
-        return _PastTheEnd(f"{url} ends earlier.", file=url)
-    if isinstance(error, exceptions.NotSupportedError):
-        return (_NoRanges if "Range request" in text else StorageError)(
-            f"cannot {action} {url}: this server cannot do that ({_first_line(text)}).", file=url
-        )
-    if "builder error" in text:
-        return failed(f"{location.endpoint or location.bucket} is not an address that works here.")
-    if (400 <= status < 500 or status == 501) and status not in _PASSING and "RequestTimeout" not in text:
-        return failed(f"the store refuses it ({_reason(text)}).")
-    return _Silent(f"cannot {action} {url}: the store does not answer ({_reason(text)})", file=url, alive=status > 0)
-
-
-_METADATA = r"//169\.254\.169\.254|//metadata\.google|/latest/(api/token|meta-data/)|Error getting credentials|MissingCredential"
-"""What is asked for credentials at last, where nothing else gives any."""
-_PASSING = (408, 409, 425, 429)
-"""Refusals that may be over soon."""
-
-
-def _reason(text: str) -> str:
-    """The telling part of an error of the client, whose text goes on with a dump of its fields."""
-    code = re.search(r"<Code>([^<]+)</Code>(?:.*?<Message>([^<]+)</Message>)?", text, re.DOTALL)
-    if code:
-        return " ".join(": ".join(part for part in code.groups() if part).split())
-    sources = re.findall(r"status (?:code )?(\d{3}[^\n:{]*)|error sending request|(?:message|error): \"([^\"]+)\"", text)
-    found = [part for pair in sources for part in pair if part]
-    return found[-1].strip() if found else _first_line(text)
-
-
-def _first_line(error: object) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, NewType, Protocol, cast
+from typing import TYPE_CHECKING, NewType, Protocol, TypeAlias, cast
 
 from liveset.errors import ForeignEdit
 
@@ -23,6 +23,7 @@ __all__ = [
     "Buffer",
     "Entry",
     "Head",
+    "Keep",
     "Sink",
     "Store",
     "Swap",
@@ -108,6 +109,10 @@ class Sink(Protocol):
 
     def write(self, data: Buffer, offset: int) -> None:
         """Puts bytes at a place of the file; from any thread, and in any order."""
+
+
+Keep: TypeAlias = Callable[[int, str, Callable[[Sink], None]], bytes]
+"""Gives the bytes of a file by its size and its tag, and has them fetched unless a process of this machine has them."""
 
 
 class Store(Protocol):

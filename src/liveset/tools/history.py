@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from liveset.edit import versions
 from liveset.edit.adopt import Adoption, adopt_store, remove_unnamed
@@ -19,12 +21,15 @@ from liveset.edit.rebase import keeps
 from liveset.errors import CommitUnknown, DatasetError, DatasetNotFound, NotFound, SessionExpired, VersionExpired, VersionNotFound
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
+from liveset.read.fetch import Job, submit
 from liveset.snapshot import Version as Wanted
 from liveset.snapshot import archived, entries, open_snapshot, redirects_of
 from liveset.storage import Store, has_listing, open_store
 
 Path = str | os.PathLike[str]
 
+_AHEAD = 8
+"""How many versions are read ahead."""
 # A name that looks like a number or a time would be taken for one on the command line.
 _TAG = re.compile(r"[^\W\d][\w.+/-]{0,99}")
 
@@ -84,9 +89,8 @@ def history(path: Path) -> list[Version]:
         tags.setdefault(number, []).append(name)
     found = []
     owner: dict[str, int | None] = {}  # the one version that names a file, or None
-    # One index at a time: a dataset may have thousands of versions with thousands of chunks each.
-    for entry in _known(store, head):
-        index = _index(store, head, entry.version)
+    # Few indices at a time: a dataset may have thousands of versions with thousands of chunks each.
+    for entry, index in _opened(store, head):
         if index is None and entry.version == 0:
             continue
         for name in files_of(index):
@@ -132,6 +136,20 @@ def _known(store: Store, head: Index) -> Iterator[HistoryEntry]:
                 if entry.version < last:
                     yield entry
                     last = entry.version
+
+
+def _opened(store: Store, head: Index) -> Iterator[tuple[HistoryEntry, Index | None]]:
+    """Return what is known of each version, and its index; from far away several are fetched at once."""
+    waiting: deque[tuple[HistoryEntry, Job[Index | None]]] = deque()
+    for entry in _known(store, head):
+        look = partial(_index, store, head, entry.version)
+        waiting.append((entry, submit(look) if store.remote else Job(look)))
+        if len(waiting) > (_AHEAD if store.remote else 0):
+            known, job = waiting.popleft()
+            yield known, job.result()
+    while waiting:
+        known, job = waiting.popleft()
+        yield known, job.result()
 
 
 def _index(store: Store, head: Index, version: int) -> Index | None:
@@ -190,10 +208,9 @@ def tag(
     if not isinstance(name, str) or not _TAG.fullmatch(name):
         raise ValueError(f"{name!r} cannot be a tag: a tag begins with a letter, and has up to 100 letters, digits and . _ + - / in all.")
     store = open_store(path)
-    if not dry_run:
-        adopt_store(store, author=author)  # a tag is a commit, and a stamp alone would hide the keys of another program
-    chosen = open_snapshot(store, version).version
-    base = open_snapshot(store).index
+    # A tag is a commit, and a stamp alone would hide the keys of another program.
+    base = open_snapshot(store).index if dry_run else adopt_store(store, author=author)
+    chosen = open_snapshot(store, version, head=base).version
     now = base.edit.tags.get(name) if base.edit is not None else None
     if now == chosen:
         return chosen
@@ -262,7 +279,7 @@ def restore(path: Path, version: Wanted, *, force: bool = False, message: str = 
     """
     store = open_store(path)
     base = open_snapshot(store).index
-    old = open_snapshot(store, version).index
+    old = open_snapshot(store, version, head=base).index
     told = message or f"version {old.version}"
     if old.edit is None:
         old = _adopted(store) or old
