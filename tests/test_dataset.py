@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -243,6 +244,20 @@ def test_bad_arguments(ten: Path) -> None:
         ({"seed": -1}, "seed must be an integer"),
         ({"seed": 2**32}, "seed must be an integer"),
         ({"seed": None}, "seed must be an integer"),
+        ({"subsample": math.inf}, "subsample must be a float"),
+        ({"max_pre_download": "x"}, "max_pre_download must be a number of chunks, at least 0. Found 'x'"),
+        ({"max_pre_download": -1}, "max_pre_download must be"),
+        ({"max_pre_download": math.nan}, "max_pre_download must be"),
+        ({"max_cache_size": -1}, "the limit of the cache cannot be negative"),
+        ({"max_cache_size": math.nan}, "the limit of the cache as a fraction"),
+        ({"cache_dir": 5}, "cache_dir must be a path, True or False"),
+        ({"index_path": 5}, "index_path must be a path"),
+        ({"version": 1.5}, "version must be a number, a tag or a time"),
+        ({"serializers": [1]}, "serializers must be a mapping"),
+        ({"pin": "x"}, "pin must be True or False"),
+        ({"verify_reads": 1}, "verify_reads must be True or False"),
+        ({"allow_pickle": "no"}, "allow_pickle must be True or False"),
+        ({"force_override_state_dict": 0}, "force_override_state_dict must be True or False"),
         ({"storage_options": ["key"]}, "storage_options must be a mapping"),
     ]:
         with pytest.raises(ValueError, match=phrase):

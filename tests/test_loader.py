@@ -202,6 +202,16 @@ def test_arguments_are_checked(ten: Path, loader_of: Loaders) -> None:
         ({"pad": "x"}, "pad must be"),
         ({"rank": 1}, "go together"),
         ({"rank": 2, "world_size": 2}, "rank=2 of world_size=2"),
+        ({"rank": float("inf"), "world_size": 2}, "rank=inf of world_size=2"),
+        ({"rank": 0, "world_size": 2.5}, "rank=0 of world_size=2.5"),
+        ({"prefetch_factor": "x", "num_workers": 1}, "prefetch_factor must be"),
+        ({"prefetch_factor": -1, "num_workers": 1}, "prefetch_factor must be"),
+        ({"persistent_workers": "x"}, "persistent_workers must be"),
+        ({"pin_memory": 1}, "pin_memory must be"),
+        ({"collate_fn": "x"}, "collate_fn must be"),
+        ({"worker_init_fn": 1}, "worker_init_fn must be"),
+        ({"timeout": float("nan")}, "timeout must be"),
+        ({"timeout": "x"}, "timeout must be"),
     ]
     for wrong, phrase in cases:
         with pytest.raises(ValueError, match=phrase):
@@ -216,9 +226,8 @@ def test_arguments_are_checked(ten: Path, loader_of: Loaders) -> None:
 
 def test_arguments_that_would_change_the_order_or_are_unknown_are_refused(ten: Path, loader_of: Loaders) -> None:
     ds = liveset.StreamingDataset(ten)
-    for wrong in ({"sampler": [1]}, {"batch_sampler": [[1]]}, {"in_order": False}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            loader_of(ds, **wrong)
+    with pytest.raises(ValueError, match="in_order"):
+        loader_of(ds, in_order=False)
     with pytest.raises(TypeError, match="batchsize"):
         loader_of(ds, batchsize=4)
     assert flat(loader_of(ds, timeout=0, generator=None, in_order=True)) == list(range(10))

@@ -174,7 +174,34 @@ def _odd(samples: list[Any]) -> Any:
 def send(batch: Any, slots: int = 4, receiver: Any = None, *, pin: bool = False) -> Any:
     """Return what comes out of the queue."""
     sender = transfer.Sender(receiver.number if receiver is not None else -1, slots, pin=pin)
-    return pickle.loads(bytes(ForkingPickler.dumps(sender(Fetched(batch, 1))))).batch
+    SENDERS.append(sender)
+    return through(sender, batch)
+
+
+SENDERS: list[Any] = []  # that live as long as their workers would
+
+
+@linux
+@pytest.mark.parametrize("seen", [True, False])
+def test_slots_arrive_where_processes_see_each_other_and_where_not(monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
+    if not seen:
+        monkeypatch.setattr("os.getppid", lambda: 1 << 30)
+    receiver = transfer.Receiver()
+    packed = send({"x": torch.arange(100_000)}, receiver=receiver)
+    assert int(packed.unpack()["x"][-1]) == 99_999
+    sender = transfer.Sender(receiver.number, 1, pin=False)
+    packed = through(sender, {"x": torch.arange(100_000)})
+    del sender
+    gc.collect()
+    if seen:
+        with pytest.raises(RuntimeError, match="ended before its batch was read"):
+            packed.unpack()
+
+
+def through(sender: Any, *batches: Any) -> Any:
+    sent, _ = sender([Fetched(batch, 1) for batch in batches])
+    found = [fetched.batch for fetched in pickle.loads(bytes(ForkingPickler.dumps(sent)))]
+    return found if len(found) > 1 else found[0]
 
 
 @linux
@@ -183,19 +210,16 @@ def test_what_nobody_unpacks_gives_its_slot_back() -> None:
     sender = transfer.Sender(receiver.number, 1, pin=False)
     batch = {"x": torch.arange(100_000)}
 
-    def through(value: Any) -> Any:
-        return pickle.loads(bytes(ForkingPickler.dumps(sender(Fetched(value, 1))))).batch
-
     for _ in range(3):
-        packed = through(batch)
+        packed = through(sender, batch)
         assert type(packed) is transfer.Packed
         del packed
-    found = through(batch).unpack()
+    found = through(sender, batch).unpack()
     assert torch.equal(found["x"], batch["x"])
-    assert type(through({"x": torch.arange(5_000)})) is transfer.Packed  # the slot is taken, and the pipe does for this one
-    assert type(through(batch)) is dict  # this one is left to torch
+    assert type(through(sender, {"x": torch.arange(5_000)})) is transfer.Packed  # the slot is taken, and the pipe does for this one
+    assert type(through(sender, batch)) is dict  # this one is left to torch
     del found
-    larger = through({"x": torch.arange(200_000)}).unpack()  # in place of a slot that is too small
+    larger = through(sender, {"x": torch.arange(200_000)}).unpack()  # in place of a slot that is too small
     assert int(larger["x"][-1]) == 199_999
 
 
@@ -235,7 +259,194 @@ def test_images_are_stacked_as_by_torch() -> None:
 
     for values in ([np.full((40, 30), i, np.uint8) for i in range(3)], [torch.full((40, 30), float(i)) for i in range(3)]):
         wanted = default_collate(values)
-        for made in (transfer.stack(values), transfer._stacked(transfer.hold(values))):
+        for made in (transfer.stack(values), transfer.stacked(transfer.hold(values))):
             tensor = torch.as_tensor(made)
             assert torch.equal(tensor, wanted)
             assert tensor.dtype == wanted.dtype
+
+
+# --- several batches at once --------------------------------------------------------------------------------------------------------------
+
+
+def small(i: int) -> dict[str, Any]:
+    return {"i": i, "x": np.full(4, i, np.float32), "text": f"t{i}"}
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    write_dataset(tmp_path / "many", [small(i) for i in range(1_203)], chunk_size=100)
+    return tmp_path / "many"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_parcels_change_neither_batches_nor_states(many: Path, workers: int) -> None:
+    def made(number: int) -> Any:
+        return liveset.StreamingDataLoader(liveset.StreamingDataset(many, shuffle=True), batch_size=4, num_workers=number)
+
+    loader = made(workers)
+    batches, states = [], []
+    for batch in loader:
+        batches.append(plain(batch))
+        states.append(loader.state_dict())
+    assert loader._pace.batches > 1  # they did come several at a time
+    assert len(batches) == 301
+    assert sorted(i for batch in batches for i in batch["i"][2]) == list(range(1_203))
+    again = made(workers)
+    assert [plain(batch) for batch in again] == batches
+    for at in (0, 3, 40, 41, 42, 43, 150, 299, 300):
+        again.load_state_dict(states[at])
+        assert [plain(batch) for batch in again] == batches[at + 1 :]
+    alone = made(0)
+    alone.load_state_dict(states[200])  # what the workers had read ahead is not part of a state
+    rest = [i for batch in alone for i in batch["i"].tolist()]
+    assert sorted(rest) == sorted(i for batch in batches[201:] for i in batch["i"][2])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loop_that_was_left_in_a_parcel_leaves_nothing_behind(many: Path, persistent: bool) -> None:
+    loader = liveset.StreamingDataLoader(liveset.StreamingDataset(many), batch_size=4, num_workers=2, persistent_workers=persistent)
+    wanted = [batch["i"].tolist() for batch in loader]
+    for left in (1, 70, 71, 190):
+        for number, batch in enumerate(loader):
+            assert batch["i"].tolist() == wanted[number]
+            if number == left:
+                break
+        loader.reset_state_dict()
+    assert [batch["i"].tolist() for batch in loader] == wanted
+
+
+def test_errors_come_at_their_batch(many: Path) -> None:
+    wrong: list[tuple[dict[str, Any], type[Exception]]] = [({"collate_fn": _refuse}, FileNotFoundError), ({}, liveset.BadSample)]
+    for options, kind in wrong:
+        dataset = liveset.StreamingDataset(many, transform=None if options else _fail)
+        loader = liveset.StreamingDataLoader(dataset, batch_size=4, num_workers=2, **options)
+        wanted = [batch["i"].tolist() for batch in liveset.StreamingDataLoader(liveset.StreamingDataset(many), batch_size=4, num_workers=2)]
+        place = next(number for number, batch in enumerate(wanted) if 1_001 in batch)
+        seen: list[Any] = []
+        with pytest.raises(kind, match="no 1001"):
+            seen.extend(batch["i"].tolist() for batch in loader)
+        assert seen == wanted[:place]
+        assert loader._pace.batches > 1
+    dataset = liveset.StreamingDataset(many, transform=_fail)
+    skipping = liveset.StreamingDataLoader(dataset, batch_size=4, num_workers=2, on_error="skip")
+    assert [batch["i"].tolist() for batch in skipping] == [[i for i in batch if i != 1_001] for batch in wanted]
+
+
+def _fail(sample: Any) -> Any:
+    if sample["i"] == 1_001:
+        raise ValueError("no 1001")
+    return sample
+
+
+def _refuse(samples: list[Any]) -> Any:
+    numbers = torch.tensor([sample["i"] for sample in samples])
+    if 1_001 in numbers:
+        raise FileNotFoundError("no 1001")
+    return {"i": numbers}
+
+
+def test_an_error_of_the_plan_comes_after_what_was_planned() -> None:
+    torchloader = pytest.importorskip("liveset.read.torchloader")
+
+    def plan() -> Any:
+        yield from range(5)
+        raise KeyError("no such key")
+
+    pace = torchloader._Pace(32)
+    pace.batches = 2
+    parcels = torchloader._Parcels(plan(), 2, pace)
+    assert list(parcels) == [[0], [1], [2, 4], [3]]
+    assert list(parcels.rounds) == [2, 2]
+    with pytest.raises(KeyError, match="no such key"):
+        parcels.check()
+
+
+def test_how_many_batches_are_in_a_parcel() -> None:
+    pace = pytest.importorskip("liveset.read.torchloader")._Pace(32)
+    parcels = [(1, 0.5, 1_000, 1), (1, 1e-4, 1_000, 32), (4, 4e-4, 1 << 20, 4), (2, 0.0164, 0, 4), (2, 2.0, 0, 1), (1, 0, 0, 32)]
+    for count, seconds, size, wanted in parcels:
+        pace.note(transfer.Parcel([None] * count, seconds, size))
+        assert pace.batches == wanted
+
+
+@linux
+def test_batches_of_one_parcel_share_a_slot() -> None:
+    receiver = transfer.Receiver()
+    sender = transfer.Sender(receiver.number, 1, pin=False)
+    batches = [{"x": torch.full((3_000,), i), "y": [f"{i}"]} for i in range(4)]
+    found = [packed.unpack() for packed in through(sender, *batches)]
+    assert [plain(batch) for batch in found] == [plain(batch) for batch in batches]
+    slot = next(iter(receiver._slots.values()))
+    del found[:3]
+    assert slot[0] == 1
+    found.clear()
+    assert slot[0] == 0
+    through(sender, *batches)
+    gc.collect()
+    assert slot[0] == 0  # nobody wanted them
+    parts = through(sender, *batches)
+    held = [parts.pop().unpack()]
+    del parts
+    more = [packed.unpack() for packed in through(sender, *batches)]  # there is no slot: through the pipe, each by itself
+    assert [plain(batch) for batch in more] == [plain(batch) for batch in batches]
+    assert plain(held[0]) == plain(batches[3])
+
+
+# --- bytes that the loop copies itself ----------------------------------------------------------------------------------------------------
+
+
+def blob(i: int) -> dict[str, Any]:
+    return {"i": i, "raw": bytes([i % 256]) * (50_000 + i)}
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> Path:
+    write_dataset(tmp_path / "blobs", [blob(i) for i in range(200)], chunk_size=30)
+    return tmp_path / "blobs"
+
+
+def test_a_worker_leaves_bytes_where_they_are(blobs: Path) -> None:
+    reader = _reader(blobs)
+    worker = transfer.Worker(reader, transfer.Sender(-1, 4, pin=False))
+    parcel = worker[_tasks()]
+    assert [fetched.batch for fetched in parcel.batches] == [transfer.Here] * 3
+    for pinned in (True, False):
+        worker = transfer.Worker(_reader(blobs, transform=None if pinned else dict), transfer.Sender(-1, 4, pin=pinned))
+        assert transfer.Here not in [fetched.batch for fetched in worker[_tasks()].batches]
+
+
+def _tasks() -> list[Any]:
+    from liveset.read.reader import Task
+
+    return [Task([(number, np.arange(10))]) for number in range(3)]
+
+
+def _reader(path: Path, **options: Any) -> Any:
+    loader = liveset.StreamingDataLoader(liveset.StreamingDataset(path, **options), batch_size=10, num_workers=1)
+    from liveset.read.reader import BatchReader
+
+    return BatchReader(loader.dataset, loader._collate(), "raise", loader._together())
+
+
+def test_bytes_are_the_same(blobs: Path) -> None:
+    wanted = [plain(batch) for batch in liveset.StreamingDataLoader(liveset.StreamingDataset(blobs), batch_size=10)]
+    loader = liveset.StreamingDataLoader(liveset.StreamingDataset(blobs), batch_size=10, num_workers=1)
+    assert [plain(batch) for batch in loader] == wanted
+
+
+def test_damaged_bytes_are_told_and_skipped(blobs: Path) -> None:
+    file = next(file for file in sorted(blobs.glob("chunk-*")) if bytes([77]) * 50_000 in file.read_bytes())
+    data = bytearray(file.read_bytes())
+    at = data.index(bytes([77]) * 50_000)
+    data[at - 12 : at - 8] = b"\xff\xff\xff\xff"  # its size, before the number
+    file.write_bytes(data)
+    for workers in (0, 1):
+        loader = liveset.StreamingDataLoader(liveset.StreamingDataset(blobs), batch_size=10, num_workers=workers)
+        seen: list[int] = []
+        with pytest.raises(liveset.BadSample, match="position 77"):
+            seen.extend(i for batch in loader for i in batch["i"].tolist())
+        assert seen == list(range(70))
+        skipping = liveset.StreamingDataLoader(liveset.StreamingDataset(blobs), batch_size=10, num_workers=workers, on_error="skip")
+        assert [i for batch in skipping for i in batch["i"].tolist()] == [i for i in range(200) if i != 77]
+        assert skipping.stats().skipped == 1

@@ -10,7 +10,6 @@ import pytest
 
 import liveset
 from liveset.read.lightloader import StreamingDataLoader as LightLoader
-from liveset.read.loading import _feed
 from liveset.storage import Place
 from tests.support.remote import place_at
 from tests.support.services import RemoteFolder
@@ -75,7 +74,7 @@ def test_no_worker_fetches_ahead_what_only_another_one_reads(place: Place, done:
     for _ in range(done):
         next(batches)
     loader.load_state_dict(loader.state_dict())
-    tasks = list(_feed(loader._begin(), deque()))
+    tasks = list(loader._begin().tasks(deque()))
     assert len(tasks) == 12 - done
     parts = [{0, 1, 2, 3}, {3, 4, 5, 6, 7}]
     for number, task in enumerate(tasks, done):

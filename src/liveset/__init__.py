@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         AccessDenied,
         BadSample,
         CollateError,
+        CommitInterrupted,
         CommitUnknown,
         Conflict,
         Corrupt,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     )
     from liveset.format.media import File, Image, Jpeg, JpegArray, Pil, Text
     from liveset.format.schema import Schema
+    from liveset.read.bucketing import BucketBatchSampler
     from liveset.read.combined import CombinedStreamingDataset
     from liveset.read.dataset import StreamingDataset
     from liveset.read.info import DatasetInfo
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from liveset.write.transform import TransformResult, transform
 
 _WHERE = {
+    "BucketBatchSampler": "liveset.read.bucketing",
     "CombinedStreamingDataset": "liveset.read.combined",
     "CompactReport": "liveset.edit.compact",
     "CopyReport": "liveset.tools.copy",
@@ -127,8 +130,10 @@ _WHERE.update(dict.fromkeys(_errors.__all__, "liveset.errors"))
 __all__ = [
     "AccessDenied",
     "BadSample",
+    "BucketBatchSampler",
     "CollateError",
     "CombinedStreamingDataset",
+    "CommitInterrupted",
     "CommitUnknown",
     "CompactReport",
     "Conflict",

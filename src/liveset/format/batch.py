@@ -68,6 +68,7 @@ class BatchDecoder:
 
     Attributes:
         supported: whether batches can be decoded at all; if not, samples must be read one by one.
+        copies: whether decoding does no more than copy numbers, texts and bytes.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class BatchDecoder:
         self._packed = [(number, FIXED_SIZES[code.pack]) for number, code in enumerate(codes) if code.pack]
         self._units = [(number, code.unit - 1) for number, code in enumerate(codes) if code.unit > 1]
         self._columns: list[_Column] = []
+        self.copies = True
         wanted = decoder.wanted if decoder.wanted is not None else frozenset(range(len(codes)))
         self._root = self._plan(schema.root, None, iter(enumerate(codes)), wanted, serializers or {})
         self.supported = bool(self._columns) or isinstance(schema.root, Branch)
@@ -149,6 +151,7 @@ class BatchDecoder:
             if number not in wanted:
                 return node
             custom = node.format in serializers or node.format.partition(":")[0] in serializers
+            self.copies &= not custom and (node.format in ("str", "bytes") or _form_of(node.format, code) is not None)
             in_sequence = parent is not None and parent.kind not in MAPPING_KINDS
             self._columns.append(_Column(number, None if custom else _form_of(node.format, code), compile_leaf_decoder(code), in_sequence))
             return node

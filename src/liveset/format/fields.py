@@ -33,4 +33,6 @@ def check_names(argument: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return names of fields; a text would be taken for the names of its letters."""
     if isinstance(names, str):
         raise TypeError(f"`{argument}` is a list of names of fields, as in {argument}=[{names!r}]. Found the text {names!r}.")
+    if not isinstance(names, Iterable):
+        raise TypeError(f"`{argument}` is a list of names of fields. Found {names!r}.")
     return tuple(names)

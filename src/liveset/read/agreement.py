@@ -74,6 +74,22 @@ class Agreement:
         self._told[url] = number
         return number, told_id
 
+    def same_order(self, url: str, epoch: int, digest: str) -> bool:
+        """Return whether rank 0 begins the epoch with the same samples, after ``tell``; True where nobody knows."""
+        store, rank = _ranks()
+        if store is None:
+            return True
+        name = f"{self._names[url]}/{epoch}"
+        key = f"{name}/{self._passes[name]}/order"
+        if rank == 0:
+            store.set(key, digest)
+            return True
+        try:
+            store.wait([key], PATIENCE)
+        except Exception:  # ``tell`` has warned of a loop that rank 0 does not read
+            return True
+        return bool(store.get(key) == digest.encode())
+
 
 def _ranks() -> tuple[Any, int]:
     distributed = sys.modules.get("torch.distributed")

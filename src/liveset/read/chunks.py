@@ -74,6 +74,11 @@ class OpenChunks:
             self._fetch_ahead(number)
         return found
 
+    def holds(self, number: int) -> bool:
+        """Whether all of a chunk is here and open."""
+        found = self._open.get(number)
+        return found is not None and not isinstance(found, _Ranged)
+
     def expect(self, numbers: Sequence[int]) -> None:
         """Tell in which order chunks will be read whole, so that the next ones are fetched ahead."""
         if self._snapshot.store.remote and self._ahead:

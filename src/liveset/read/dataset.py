@@ -18,7 +18,14 @@ from liveset.keystore import open_keys
 from liveset.read.grid import find_ranks
 from liveset.read.keys import KeyView
 from liveset.read.opened import Settings, open_input
-from liveset.read.options import AHEAD, check_dataset_options, check_drop_last, check_seed, resolve_window
+from liveset.read.options import (
+    check_ahead,
+    check_dataset_options,
+    check_drop_last,
+    check_opening_options,
+    check_seed,
+    resolve_window,
+)
 from liveset.read.picked import KeySplit, Picked, Slots, recount
 from liveset.read.plan import Region, subsample_regions
 from liveset.read.training import Training
@@ -112,10 +119,19 @@ class StreamingDataset(Training):
         self._window = resolve_window(item_shuffle_window)
         self.shuffle, self.drop_last, self.seed = shuffle, check_drop_last(drop_last), check_seed(seed)
         self.batch_size, self.num_workers, self.current_epoch = 1, 1, 1
-        ahead = max(max_pre_download, AHEAD) if max_pre_download else 0
-        self._settings = Settings(
-            None if fields is None else check_names("fields", fields), allow_pickle, serializers, verify_reads, pin, ahead
+        check_opening_options(
+            cache_dir=cache_dir,
+            max_cache_size=max_cache_size,
+            index_path=index_path,
+            version=version,
+            serializers=serializers,
+            pin=pin,
+            verify_reads=verify_reads,
+            allow_pickle=allow_pickle,
+            force_override_state_dict=force_override_state_dict,
         )
+        names = None if fields is None else check_names("fields", fields)
+        self._settings = Settings(names, allow_pickle, serializers, verify_reads, pin, check_ahead(max_pre_download))
         # None in a dataset that cannot move to another version.
         self._subsampled: tuple[float, bool, int] | None = (subsample, shuffle, self.seed)
         place = Place.of(
@@ -271,13 +287,6 @@ class StreamingDataset(Training):
     def get_by_keys(self, keys: Sequence[Any]) -> list[Any]:
         """Return the samples with these keys, in their order; ``KeyNotFound`` names all that are missing."""
         return self.read_places(self.keys.places(keys))
-
-    def read_places(self, places: Sequence[tuple[int, int]]) -> list[Any]:
-        """Return the samples in these slots of chunks, in their order."""
-        samples = self._chunks.read_many(places) if self._chunks is not None else []
-        for transform in self._transforms:
-            samples = list(map(transform, samples))
-        return samples
 
     def _read_place(self, place: tuple[int, int]) -> Any:
         chunks = self._chunks

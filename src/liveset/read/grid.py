@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from contextlib import suppress
+from typing import Any, SupportsIndex
 
 from liveset.read.plan import Grid
 
@@ -55,9 +56,7 @@ def find_ranks() -> tuple[int, int]:
 
 def check_ranks(world: str | int, rank: str | int, told: str) -> tuple[int, int]:
     """Return the two as numbers; ``ValueError`` if there is no such rank."""
-    try:
-        if 0 <= int(rank) < int(world):
+    with suppress(ValueError):
+        if all(isinstance(number, str | SupportsIndex) for number in (world, rank)) and 0 <= int(rank) < int(world):
             return int(world), int(rank)
-    except ValueError:
-        pass
     raise ValueError(f"{told}: ranks count from 0 to one less than their number.")

@@ -90,6 +90,19 @@ class KeyView:
             raise self._snapshot.erased(chunk, slot)
         return key
 
+    def positions(self, keys: Sequence[Any]) -> list[int]:
+        """Return the positions of the samples with these keys, in their order; ``KeyNotFound`` names all that are missing.
+
+        Example:
+            >>> ds.keys.positions(["play-7", "play-3"])
+            [7, 3]
+        """
+        found = []
+        for chunk, slot in self.places(keys):
+            at = slot if self._slots is None else int(np.searchsorted(self._slots[chunk], slot))
+            found.append(next(first + at - start for start, stop, first in self._by_chunk[chunk] if start <= at < stop))
+        return found
+
     def to_polars(self) -> polars.DataFrame:
         """Return the keys as a Polars table, sorted by position, with the columns of ``to_arrow``.
 
@@ -186,10 +199,11 @@ class KeyView:
         return list(accumulate((stop - start for _, start, stop in self._regions), initial=0))
 
     @lazy
-    def _by_chunk(self) -> dict[int, list[tuple[int, int]]]:
-        parts: dict[int, list[tuple[int, int]]] = {}
-        for chunk, start, stop in self._regions:
-            parts.setdefault(chunk, []).append((start, stop))
+    def _by_chunk(self) -> dict[int, list[tuple[int, int, int]]]:
+        """For each chunk where the regions in it begin and end, and the position of the first sample."""
+        parts: dict[int, list[tuple[int, int, int]]] = {}
+        for (chunk, start, stop), first in zip(self._regions, self._starts, strict=False):
+            parts.setdefault(chunk, []).append((start, stop, first))
         return parts
 
     def _holds(self, chunk: int, slot: int) -> bool:
@@ -199,7 +213,7 @@ class KeyView:
             if number == len(slots) or slots[number] != slot:
                 return False
             slot = number
-        return any(start <= slot < stop for start, stop in self._by_chunk.get(chunk, ()))
+        return any(start <= slot < stop for start, stop, _ in self._by_chunk.get(chunk, ()))
 
 
 def _missing(package: str) -> MissingDependency:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -16,7 +16,7 @@ from liveset.read.loading import Loader, refuse_orders, refuse_profiling
 from liveset.read.reader import BatchReader, Collate, Fetched, OnError, Task, Together
 
 # Arguments of torch's DataLoader besides those that both loaders name.
-_OF_TORCH = frozenset("sampler batch_sampler timeout worker_init_fn multiprocessing_context generator pin_memory_device in_order".split())
+_OF_TORCH = frozenset("timeout worker_init_fn multiprocessing_context generator pin_memory_device in_order".split())
 
 
 class StreamingDataLoader(Loader):
@@ -37,6 +37,8 @@ class StreamingDataLoader(Loader):
         pin_memory: has no effect.
         rank: of this process, with ``world_size``.
         world_size: number of ranks.
+        sampler: positions or keys in the order in which they are read.
+        batch_sampler: lists of them, each of which is a batch.
         pad: repeat samples until all ranks have the same number of whole batches.
         on_error: "skip" leaves out samples that cannot be read.
         **options: others of torch's ``DataLoader``, which have no effect.
@@ -56,6 +58,8 @@ class StreamingDataLoader(Loader):
         *,
         rank: int | None = None,
         world_size: int | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
         pad: bool = False,
         on_error: OnError = "raise",
         profile_batches: bool | int = False,
@@ -75,12 +79,20 @@ class StreamingDataLoader(Loader):
             num_workers=num_workers,
             shuffle=shuffle,
             drop_last=drop_last,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
             rank=rank,
             world_size=world_size,
             pad=pad,
             on_error=on_error,
+            collate_fn=collate_fn,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory=pin_memory,
+            options=options,
         )
-        self.dataset, self.batch_size, self.num_workers = dataset, batch_size, num_workers
+        self.dataset, self.num_workers, self.batch_sampler = dataset, num_workers, batch_sampler
+        self.batch_size = batch_size if batch_sampler is None else None
         self.collate_fn = collate_fn or (_single if batch_size is None else collate)
         self.prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
 

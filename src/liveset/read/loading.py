@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 import warnings
 import weakref
@@ -14,17 +15,17 @@ from typing import Any, Self, get_args
 
 from liveset.errors import BadSample, StateMismatch
 from liveset.read.agreement import Agreement
+from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Epoch, Stretch
 from liveset.read.grid import check_ranks, find_ranks
 from liveset.read.mixture import Mixture
-from liveset.read.options import check_drop_last, check_epoch
+from liveset.read.options import check_count, check_drop_last, check_epoch, check_flags
+from liveset.read.orders import Order, OrderedEpoch, OrderedPosition
+from liveset.read.position import Position
 from liveset.read.reader import BatchReader, Collate, Fetched, OnError, Task, Together
 from liveset.read.resumable import check_rank
 from liveset.read.state import Progress, next_stretches
 from liveset.read.training import Training
-
-# How many chunks a worker is told of, the one that it reads included.
-AHEAD = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class LoaderStats:
         skipped: samples that could not be read and were left out (``on_error="skip"``).
         seconds: since the pass began, or how long it took.
         waited: seconds that the training loop waited for batches.
+        throttled: how often an object store said that it has too many requests; fewer are sent at once then, for seconds.
     """
 
     epoch: int
@@ -48,6 +50,7 @@ class LoaderStats:
     skipped: int
     seconds: float
     waited: float
+    throttled: int = 0
 
     @property
     def samples_per_second(self) -> float:
@@ -60,36 +63,11 @@ class LoaderStats:
         return self.bytes / self.seconds if self.seconds else 0.0
 
 
-class Position:
-    """Where a pass is: what a state tells of it, as long as the loader does not begin another one."""
-
-    def __init__(self, dataset: Training, epoch: Epoch, rank: int) -> None:
-        self.dataset, self.epoch, self.rank = dataset, epoch, rank
-        self.batches, self.finished = epoch.stretches[-1].batches, False
-
-    @property
-    def count(self) -> int:
-        """Batches of the whole epoch, with those of earlier grids."""
-        return self.epoch.earlier + self.epoch.count(self.rank)
-
-    @property
-    def unread(self) -> bool:
-        """Whether the pass has just begun."""
-        return not self.finished and self.batches == self.epoch.stretches[-1].batches
-
-    def progress(self) -> Progress:
-        """Return what a state tells."""
-        *before, now = self.epoch.stretches
-        samples = sum(stretch.batch * stretch.batches for stretch in before) + self.epoch.samples(self.rank, self.batches)
-        stretches = (*before, now._replace(batches=self.batches))
-        return Progress(self.epoch.rules, stretches, self.rank, samples, self.finished)
-
-
 class Meter:
     """Counts what a pass hands on."""
 
     def __init__(self, epoch: int) -> None:
-        self.batches = self.samples = self.skipped = 0
+        self.batches = self.samples = self.skipped = self.throttled = 0
         self.bytes = self.waited = 0.0
         self._epoch, self._began = epoch, time.perf_counter()
         self._ended: float | None = None
@@ -99,7 +77,7 @@ class Meter:
 
     def stats(self) -> LoaderStats:
         seconds = (self._ended or time.perf_counter()) - self._began
-        return LoaderStats(self._epoch, self.batches, self.samples, round(self.bytes), self.skipped, seconds, self.waited)
+        return LoaderStats(self._epoch, self.batches, self.samples, round(self.bytes), self.skipped, seconds, self.waited, self.throttled)
 
 
 class Pass(Iterator[Any]):
@@ -134,19 +112,22 @@ class Pass(Iterator[Any]):
         meter = self._meter
         while True:
             began = time.perf_counter()
-            fetched = next(results)
+            fetched = next(results, None)
             meter.waited += time.perf_counter() - began
-            if (error := fetched.error) is not None:
-                del fetched
+            if (error := self._position.failed if fetched is None else fetched.error) is not None:
+                fetched = self._position.failed = None
                 try:
                     raise error
                 finally:
                     del error  # or it would refer to itself through this frame, and workers would stay until the garbage is collected
+            if fetched is None:
+                raise StopIteration
             if not fetched.samples:
                 self._check_skip(fetched.skipped[0])
-            self._position.batches += 1
+            self._position.took()
             size = self._sizes.popleft()
             meter.skipped += len(fetched.skipped)
+            meter.throttled += fetched.throttled
             if fetched.samples:
                 meter.batches += 1
                 meter.samples += fetched.samples
@@ -176,30 +157,13 @@ def _again(error: BaseException) -> BaseException:
     return again if type(again) is type(error) else RuntimeError(f"this pass has ended with {type(error).__name__}: {error}")
 
 
-def _feed(position: Position, sizes: deque[float]) -> Iterator[Task]:
-    """Yield the tasks of a pass, and note how large the batches are."""
-    dataset = position.dataset
-    following = dataset.following(position.epoch, position.rank)
-    turns = position.epoch.turns(position.rank) if following else iter(())
-    for runs in position.epoch.batches(position.rank):
-        places = dataset.places(runs)
-        sizes.append(sum(dataset.sample_size(chunk) * len(slots) for chunk, slots in places))
-        yield Task(places, _chain(following[next(turns)], places[-1][0]) if following else ())
-
-
-def _chain(following: Mapping[int, int], chunk: int) -> tuple[int, ...]:
-    found = [chunk]
-    while (after := following.get(found[-1])) is not None and len(found) < AHEAD:
-        found.append(after)
-    return tuple(found)
-
-
 class Loader(ABC):
     """The part of a loader that does not depend on torch."""
 
     dataset: Any
     num_workers: int
 
+    _order: Order | None = None
     _loaded: Progress | None = None
     _position: Position | None = None
     _warned = False
@@ -212,10 +176,17 @@ class Loader(ABC):
         num_workers: int,
         shuffle: bool | None,
         drop_last: bool | None,
+        sampler: Iterable[Any] | None,
+        batch_sampler: Iterable[Any] | None,
         rank: int | None,
         world_size: int | None,
         pad: bool,
         on_error: OnError,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        prefetch_factor: int | None,
+        persistent_workers: bool,
+        pin_memory: bool,
+        options: Mapping[str, Any],
     ) -> None:
         several = isinstance(batch_size, list | tuple) and isinstance(dataset, Mixture)  # which checks them
         if not isinstance(dataset, Training):
@@ -226,20 +197,28 @@ class Loader(ABC):
         single = None if several else batch_size
         if single is not None and (isinstance(single, bool) or not isinstance(single, int) or single < 1):
             raise ValueError(f"batch_size must be a number of samples, at least 1. Found {batch_size!r}.")
-        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
-            raise ValueError(f"num_workers must be a number, at least 0. Found {num_workers!r}.")
+        check_count("num_workers", num_workers)
         if shuffle is not None and not isinstance(shuffle, bool):
             raise ValueError(f"shuffle must be True, False or None. Found {shuffle!r}.")
         check_drop_last(drop_last)
-        if not isinstance(pad, bool):
-            raise ValueError(f"pad must be True or False. Found {pad!r}.")
+        check_flags(pad=pad, persistent_workers=persistent_workers, pin_memory=pin_memory)
+        check_count("prefetch_factor", 0 if prefetch_factor is None else prefetch_factor, "a number of batches")
+        for name, function in {"collate_fn": collate_fn, "worker_init_fn": options.get("worker_init_fn")}.items():
+            if function is not None and not callable(function):
+                raise ValueError(f"{name} must be a callable. Found {function!r}.")
+        timeout = options.get("timeout", 0)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < math.inf:
+            raise ValueError(f"timeout must be a number of seconds, at least 0. Found {timeout!r}.")
         if on_error not in get_args(OnError):
             raise ValueError(f'on_error must be "raise" or "skip". Found {on_error!r}.')
+        _check_order(dataset, sampler, batch_sampler, batch_size, shuffle, drop_last)
         if (rank is None) != (world_size is None):
             raise ValueError("rank= and world_size= go together.")
         self._ranks = None
         if rank is not None and world_size is not None:
             self._ranks = check_ranks(world_size, rank, f"rank={rank} of world_size={world_size}")
+        if isinstance(dataset, StreamingDataset) and (order := sampler if batch_sampler is None else batch_sampler) is not None:
+            self._order = Order(order, "sampler" if batch_sampler is None else "batch_sampler", dataset)
         if shuffle is not None:
             dataset.set_shuffle(shuffle)
         if drop_last is not None:
@@ -277,7 +256,7 @@ class Loader(ABC):
         reader = BatchReader(position.dataset, self._collate(), self._on_error, self._together())
         sizes: deque[float] = deque()
         meter = Meter(self.current_epoch)
-        current = Pass(position, meter, self._read(reader, _feed(position, sizes)), sizes)
+        current = Pass(position, meter, self._read(reader, position.tasks(sizes)), sizes)
         self._latest, self._position, self._meter = weakref.ref(current), position, meter
         return current
 
@@ -285,20 +264,29 @@ class Loader(ABC):
         """Number of batches of this rank in an epoch; in one whose state was loaded, those before it count, too."""
         if self._loaded is None and self._latest() is not None and self._position is not None and not self._position.finished:
             return self._position.count
-        return Position(self.dataset, self._next(self._loaded), self._grid()[1]).count
+        return self._at(self.dataset, self._next(self._loaded)).count
 
     def _grid(self) -> tuple[int, int]:
         return self._ranks or find_ranks()
 
-    def _next(self, progress: Progress | None) -> Epoch:
+    def _at(self, dataset: Training, epoch: Epoch | OrderedEpoch, progress: Progress | None = None) -> Position:
+        """Return where a pass is that reads an epoch from here on."""
+        rank = self._grid()[1]
+        if not isinstance(epoch, OrderedEpoch):
+            return Position(dataset, epoch, rank)
+        assert isinstance(dataset, StreamingDataset)
+        return OrderedPosition(dataset, epoch, rank, progress.samples if progress is not None and not progress.finished else 0)
+
+    def _next(self, progress: Progress | None) -> Epoch | OrderedEpoch:
         """Return the epoch that a pass reads that begins now, from where on it reads it."""
         world, _ = self._grid()
         workers = max(self.num_workers, 1)
         dataset: Training = self.dataset
+        mark, rules = None, dataset.rules(self._upcoming(progress), pad=self._pad)
+        stretches: tuple[Stretch, ...] = (Stretch(world, workers, self._width, 0),)
         if progress is not None and not progress.finished:
-            return dataset.epoch(progress.rules, next_stretches(progress, world, workers, self._width))
-        rules = dataset.rules(self._upcoming(progress), pad=self._pad)
-        return dataset.epoch(rules, (Stretch(world, workers, self._width, 0),))
+            mark, rules, stretches = progress.order, progress.rules, next_stretches(progress, world, workers, self._width)
+        return dataset.epoch(rules, stretches) if self._order is None else OrderedEpoch(self._order, rules, stretches, mark)
 
     def _upcoming(self, progress: Progress | None) -> int:
         """Return the number of the epoch that comes after all that was read."""
@@ -307,16 +295,25 @@ class Loader(ABC):
     def _begin(self) -> Position:
         world, rank = self._grid()
         progress = self._loaded or self.dataset.take_resumed() or self._left()
-        if world > 1 and (progress is None or progress.finished):  # a state names its version
+        if progress is not None:
+            self._check_state(progress.order.by if progress.order is not None else None, finished=progress.finished)
+        fresh = progress is None or progress.finished
+        if world > 1 and fresh:  # a state names its version
             self.dataset.agree(self._agreement, self._upcoming(progress))
         epoch = self._next(progress)
         self._check(epoch, world, rank)
         if progress is not None and not progress.finished:
             check_rank(progress, world, rank)
+        if self._order is not None:
+            self._order.check(self.dataset)
+        position = self._at(self.dataset.as_of_now(), epoch, progress)
+        position.begin()
+        if world > 1 and fresh and isinstance(position, OrderedPosition):
+            position.agree(self._agreement)
         self._loaded = None
         self.current_epoch = epoch.rules.epoch
         self.dataset.set_epoch(self.current_epoch)
-        return Position(self.dataset.as_of_now(), epoch, rank)
+        return position
 
     def _left(self) -> Progress | None:
         """Return where the last pass was left, if this dataset goes on from there."""
@@ -325,11 +322,20 @@ class Loader(ABC):
             return None
         return position.progress()
 
-    def _check(self, epoch: Epoch, world: int, rank: int) -> None:
+    def _check_state(self, by: str | None, *, finished: bool) -> None:
+        """Refuse a state inside of an epoch whose order was given in another way."""
+        here = self._order.by if self._order is not None else None
+        if by != here and not finished:
+            then, now = (f"one with {name}=" if name else "one without sampler= or batch_sampler=" for name in (by, here))
+            raise StateMismatch(f"the state is of another kind of loader: of {then}, and this is {now}.")
+
+    def _check(self, epoch: Epoch | OrderedEpoch, world: int, rank: int) -> None:
         if world == 1:
             return
         rules, samples = epoch.rules, self.dataset.samples
-        if samples and len(epoch.stretches) == 1 and rules.drops(world) and not epoch.count(rank):
+        if isinstance(epoch, OrderedEpoch):
+            epoch.check_ranks(rank)
+        elif samples and len(epoch.stretches) == 1 and rules.drops(world) and not epoch.count(rank):
             raise ValueError(
                 f"{samples:,} samples are not one batch of {self._width} for each of {world} ranks, so that there is nothing to read. Use "
                 "a smaller batch_size, pad=True (which repeats samples), or drop_last=False (then ranks have different numbers of batches)."
@@ -384,7 +390,7 @@ class Loader(ABC):
             # A loop that is through goes on with the version that is open by then.
             dataset = dataset if position.finished else position.dataset
         if progress is None or (progress.finished and progress.rules.epoch != self.current_epoch):
-            progress = Position(dataset, self._next(None), self._grid()[1]).progress()
+            progress = self._at(dataset, self._next(None)).progress()
         workers = max(self.num_workers, 1)
         batches = progress.stretches[-1].batches
         return {
@@ -408,6 +414,8 @@ class Loader(ABC):
         state = state_dict.get("dataset") if isinstance(state_dict, Mapping) else None
         if not isinstance(state, Mapping):
             raise StateMismatch("this is no state of a liveset loader: give load_state_dict() what state_dict() of a loader returned.")
+        order = state.get("order")
+        self._check_state(order.get("by") if isinstance(order, Mapping) else None, finished=state.get("finished") is True)
         self._loaded = self.dataset.progress_of(state)
         self.dataset.reset_state_dict()
         self.current_epoch = self._loaded.rules.epoch
@@ -434,13 +442,23 @@ def nobody() -> None:
     """Stand for a weak reference to what is not there."""
 
 
+def _check_order(dataset: Any, sampler: Any, batch_sampler: Any, batch_size: Any, shuffle: Any, drop_last: Any) -> None:
+    """Refuse arguments that leave the order open."""
+    if sampler is None and batch_sampler is None:
+        return
+    if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
+        raise ValueError("batch_sampler= says itself what is in a batch: it excludes batch_size=, shuffle=, sampler= and drop_last=.")
+    if shuffle:
+        raise ValueError("sampler= gives the order: it excludes shuffle=.")
+    if not isinstance(dataset, StreamingDataset):
+        raise ValueError(
+            f"sampler= and batch_sampler= choose samples of a StreamingDataset; a {type(dataset).__name__} mixes several, and has its own "
+            "order."
+        )
+
+
 def refuse_orders(options: Mapping[str, Any]) -> None:
-    """Refuse arguments of torch that would have it read in another order."""
-    for name in ("sampler", "batch_sampler"):
-        if options.get(name) is not None:
-            raise ValueError(
-                f"{name}= cannot steer a StreamingDataset: give torch's DataLoader dataset.as_map(), or read dataset.subset(positions)."
-            )
+    """Refuse arguments of torch that would have batches come in another order."""
     if not options.get("in_order", True):
         raise ValueError("in_order=False is not possible: states count batches in their order.")
 

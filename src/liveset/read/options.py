@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import os
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, SupportsIndex
 
 from liveset.read.plan import DEFAULT_WINDOW
+from liveset.storage.cache import parse_limit
 
 # Chunks of a remote dataset that are fetched ahead at least, where any are.
 AHEAD = 4
@@ -22,7 +26,7 @@ def check_dataset_options(*, shuffle: Any, subsample: Any, transform: Any, later
     """
     if not isinstance(shuffle, bool):
         raise ValueError(f"Shuffle should be a boolean. Found {shuffle!r}.")
-    if isinstance(subsample, bool) or not isinstance(subsample, int | float) or not subsample > 0:
+    if isinstance(subsample, bool) or not isinstance(subsample, int | float) or not 0 < subsample < math.inf:
         raise ValueError(f"subsample must be a float with value greater than 0. Found {subsample!r}.")
     for name, value in later.items():
         if value:
@@ -34,6 +38,45 @@ def check_dataset_options(*, shuffle: Any, subsample: Any, transform: Any, later
         if not callable(function):
             raise ValueError(f"Transform should be a callable. Found {function!r}.")
     return chosen
+
+
+def check_opening_options(*, cache_dir: Any, max_cache_size: Any, index_path: Any, version: Any, serializers: Any, **flags: Any) -> None:
+    """Check the types of the arguments that say what is opened and how; whether there is such a thing shows when it is opened.
+
+    Raises:
+        ValueError: an argument has a wrong type or value.
+    """
+    wanted: list[tuple[str, Any, tuple[type, ...], str]] = [
+        ("cache_dir", cache_dir, (str, os.PathLike, bool), "a path, True or False"),
+        ("index_path", index_path, (str, os.PathLike), "a path"),
+        ("version", version, (str, datetime, SupportsIndex), "a number, a tag or a time"),
+        ("serializers", serializers, (Mapping,), "a mapping from leaf types to objects with deserialize()"),
+    ]
+    for name, value, types, what in wanted:
+        if value is not None and not isinstance(value, types):
+            raise ValueError(f"{name} must be {what}. Found {value!r}.")
+    check_flags(**flags)
+    parse_limit(max_cache_size)
+
+
+def check_flags(**flags: Any) -> None:
+    """Check arguments that are True or False; ``ValueError`` names the first one that is neither."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be True or False. Found {value!r}.")
+
+
+def check_count(name: str, value: Any, what: str = "a number") -> int:
+    """Return an argument that counts something as an int; ``ValueError`` for what is none."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or operator.index(value) < 0:
+        raise ValueError(f"{name} must be {what}, at least 0. Found {value!r}.")
+    return operator.index(value)
+
+
+def check_ahead(max_pre_download: Any) -> int:
+    """Return how many chunks are fetched ahead."""
+    chunks = check_count("max_pre_download", max_pre_download, "a number of chunks")
+    return max(chunks, AHEAD) if chunks else 0
 
 
 def transformed(sample: Any, transforms: Iterable[Callable[[Any], Any]]) -> Any:

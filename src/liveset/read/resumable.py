@@ -57,6 +57,11 @@ class Resumable:
         self.current_epoch = progress.rules.epoch + progress.finished
         if progress.finished:
             return None
+        if progress.order is not None:
+            raise StateMismatch(
+                f"the state is of a loader with {progress.order.by}=: load it into such a liveset.StreamingDataLoader, since the dataset "
+                "itself does not know the order."
+            )
         check_rank(progress, world, rank)
         return progress
 

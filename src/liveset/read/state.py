@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,6 +62,20 @@ class Identity:
         return self.files, self.regions
 
 
+class Mark(NamedTuple):
+    """How far a sampler is that gives the order.
+
+    Attributes:
+        by: the argument of the loader that it was given as.
+        digest: of what it has yielded, of everything that goes before included.
+        sampler: its own state, if it has one.
+    """
+
+    by: str
+    digest: str
+    sampler: Any
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a rank is.
@@ -72,6 +86,7 @@ class Progress:
         rank: the one that this was said about.
         samples: how many it has had in the epoch.
         finished: the loop has seen the end of the epoch: the next pass is the next epoch.
+        order: where the sampler is that gives the order, if one does.
     """
 
     rules: Rules
@@ -79,13 +94,14 @@ class Progress:
     rank: int
     samples: int
     finished: bool
+    order: Mark | None = None
 
 
 def to_state(progress: Progress, identity: Identity, workers: int) -> dict[str, Any]:
     """Return a state as plain numbers and text, under the old tool's names where it has one for them."""
     rules, first, now = progress.rules, progress.stretches[0], progress.stretches[-1]
     remote = "://" in identity.path
-    state = {
+    state: dict[str, Any] = {
         "num_samples_yielded": progress.samples,
         "num_workers": max(workers, 1),
         "batch_size": now.batch,
@@ -117,6 +133,8 @@ def to_state(progress: Progress, identity: Identity, workers: int) -> dict[str, 
         "stretches": [list(stretch) for stretch in progress.stretches],
         "finished": progress.finished,
     }
+    if progress.order is not None:
+        state["order"] = progress.order._asdict()
     return state | {"resume_mode": "elastic"} if len(progress.stretches) > 1 else state
 
 
@@ -138,7 +156,8 @@ def from_state(state: Mapping[str, Any]) -> tuple[Progress, Identity]:
         stretches = tuple(Stretch(*map(int, stretch)) for stretch in state["stretches"])
         if not stretches or any(min(world, workers, batch) < 1 or batches < 0 for world, workers, batch, batches in stretches):
             raise ValueError("no readers")
-        progress = Progress(rules, stretches, int(state["rank"]), int(state["num_samples_yielded"]), bool(state["finished"]))
+        order = Mark(**state["order"]) if state.get("order") is not None else None
+        progress = Progress(rules, stretches, int(state["rank"]), int(state["num_samples_yielded"]), bool(state["finished"]), order)
         if not 0 <= progress.rank < stretches[-1].world:
             raise ValueError("no such rank")
         identity = Identity(

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any
 
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Sampler, default_collate
 
 from liveset.errors import CollateError
 from liveset.format.collate import collate, to_tensors
 from liveset.read.loading import Loader, nobody, refuse_orders, refuse_profiling
 from liveset.read.reader import BatchReader, Collate, Fetched, OnError, Task, Together
-from liveset.read.transfer import Packed, Receiver, Sender, hold, stack
+from liveset.read.transfer import PARCEL, Here, Packed, Parcel, Receiver, Sender, Worker, hold, stack, stacked
 
-# Batches of a worker in shared memory besides those that it reads ahead: the one that it makes, and those that the loop holds.
+# Parcels of a worker in shared memory besides those that it reads ahead: the one that it makes, and those that the loop holds.
 _MORE_SLOTS = 4
+# A parcel takes no longer than this to make, and has no more batches, ...
+_PARCEL_SECONDS = 0.01
+_PARCEL_BATCHES = 32
+# ... and is no more than so much larger than the one before: the first batch of a pass does not wait for others.
+_GROWTH = 4
 
 
 class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
@@ -37,11 +45,16 @@ class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
         drop_last: leave out what is no whole batch on every rank, if given; by default only with several ranks. An explicit False reads
             each sample once, and may give some ranks more batches than others.
         collate_fn: makes a batch of a list of samples; torch's ``default_collate`` if not given.
-        prefetch_factor: batches that each worker reads ahead; 2 if not given.
+        prefetch_factor: batches that each worker reads ahead; 2 if not given. Small ones that are made quickly are read and sent several
+            at a time, up to 1 MB, and then count as one.
         persistent_workers: keep the workers between epochs.
         pin_memory: copy tensors to pinned memory.
         rank: of this process, with ``world_size``; for launchers that are not known.
         world_size: number of ranks.
+        sampler: positions or keys in the order in which they are read: a list, or a sampler of torch. An int is a position, also where keys
+            are integers. Ranks divide it among themselves, step by step.
+        batch_sampler: lists of positions or keys, each of which is a batch, such as a ``BucketBatchSampler``. Of each ``world_size`` of
+            them a rank reads one. Samplers are told the epoch by ``set_epoch``, from 0, if they have it.
         pad: repeat samples until all ranks have the same number of whole batches, instead of leaving some out.
         on_error: "skip" leaves samples out that cannot be read or transformed, and counts them in ``stats()``. A batch without any sample
             is left out, too; with several ranks that is an error.
@@ -76,6 +89,8 @@ class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
         *,
         rank: int | None = None,
         world_size: int | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
         pad: bool = False,
         on_error: OnError = "raise",
         profile_batches: bool | int = False,
@@ -92,12 +107,21 @@ class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
             num_workers=num_workers,
             shuffle=shuffle,
             drop_last=drop_last,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
             rank=rank,
             world_size=world_size,
             pad=pad,
             on_error=on_error,
+            collate_fn=collate_fn,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory=pin_memory,
+            options=options,
         )
         self._inner: _Inner | None = None
+        # torch's timeout is for one batch.
+        self._pace = _Pace(1 if options.get("timeout") else _PARCEL_BATCHES)
         self._busy: Callable[[], Any] = nobody
         super().__init__(
             dataset,
@@ -109,7 +133,11 @@ class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
             pin_memory=pin_memory,
             **options,
         )
-        object.__setattr__(self, "sampler", _Epochs(self))  # torch takes none beside an iterable dataset, and reads nothing of it
+        self._single = batch_size is None
+        if batch_sampler is not None:  # as torch tells it; it takes none beside an iterable dataset, and reads nothing of it
+            for name, value in {"batch_sampler": batch_sampler, "batch_size": None}.items():
+                object.__setattr__(self, name, value)
+        object.__setattr__(self, "sampler", _Epochs(self))
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_inner": None, "_busy": nobody, "sampler": None}
@@ -120,7 +148,7 @@ class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
 
     def _collate(self) -> Collate:
         function = self.collate_fn
-        if self.batch_size is None:
+        if self._single:
             return partial(_convert_single, function)
         return _collate_or_explain if function is default_collate else function
 
@@ -128,30 +156,56 @@ class StreamingDataLoader(Loader, DataLoader[Any]):  # type: ignore[misc]
         return Together(hold if self.num_workers else stack, to_tensors) if self.collate_fn is default_collate else None
 
     def _read(self, reader: BatchReader, batches: Iterator[Task]) -> Iterator[Fetched]:
+        if not self.num_workers:
+            return iter(_Inner(reader, self, batches))
         inner = self._inner
         # Workers that stay know one version; and an iterator that is still read keeps its own.
         if inner is None or inner.version is not reader.version or self._busy() is not None:
-            inner = _Inner(reader, self)
-        inner.feed.batches = batches
-        results = _Results(iter(inner), inner.receiver)
+            inner = _Inner(reader, self, ())
+        parcels = _Parcels(batches, self.num_workers, self._pace)
+        inner.feed.tasks = parcels
+        results = _Results(iter(inner), inner.receiver, parcels, reader)
         if inner.persistent_workers:
             self._inner, self._busy = inner, weakref.ref(results)
         return results
 
 
-class _Inner(DataLoader[Any]):
-    """What reads: a map-style loader whose indices are batches. Everything that makes processes, queues and pins memory is torch's."""
+class _TakenOver:
+    """What Lightning applies to a loader that it makes again from public attributes, as it does to predict: order and ranks stay."""
 
-    def __init__(self, reader: BatchReader, outer: StreamingDataLoader) -> None:
+    def __get__(self, loader: StreamingDataLoader | None, owner: type) -> list[tuple[tuple[Any, ...], Callable[..., None]]]:
+        return [((loader,), _take_over)] if loader is not None else []
+
+
+setattr(StreamingDataLoader, "__pl_attrs_record", _TakenOver())
+
+
+def _take_over(again: StreamingDataLoader, loader: StreamingDataLoader) -> None:
+    for name in ("_order", "_ranks", "_pad", "_on_error", "_width", "_single", "batch_size", "batch_sampler"):
+        object.__setattr__(again, name, getattr(loader, name))
+    again.dataset.set_batch_size(again._width)  # noqa: SLF001 - that of the class
+
+
+class _Inner(DataLoader[Any]):
+    """What reads: a map-style loader whose indices are parcels, or batches where there are no workers.
+
+    Everything that makes processes, queues and pins memory is torch's.
+    """
+
+    def __init__(self, reader: BatchReader, outer: StreamingDataLoader, tasks: Iterable[Any]) -> None:
         self.feed = _Feed()
+        self.feed.tasks = tasks
         self.version = reader.version
         self.receiver = Receiver()
-        send: Any = Sender(self.receiver.number, (outer.prefetch_factor or 0) + _MORE_SLOTS, pin=outer.pin_memory)
+        dataset: Any = reader
+        if outer.num_workers:
+            sender = Sender(self.receiver.number, (outer.prefetch_factor or 0) + _MORE_SLOTS, pin=outer.pin_memory)
+            dataset = Worker(reader, sender)
         super().__init__(
-            reader,  # type: ignore[arg-type]
+            dataset,
             batch_size=None,
             sampler=self.feed,
-            collate_fn=send if outer.num_workers else _same,
+            collate_fn=_same,
             num_workers=outer.num_workers,
             prefetch_factor=outer.prefetch_factor if outer.num_workers else None,
             persistent_workers=outer.persistent_workers,
@@ -163,24 +217,115 @@ class _Inner(DataLoader[Any]):
         )
 
 
-class _Results(Iterator[Fetched]):
-    """What an iterator of torch yields; that one cannot be referred to weakly where workers stay, since its loader keeps it."""
-
-    def __init__(self, results: Iterator[Any], receiver: Receiver) -> None:
-        self._results, self._receiver = results, receiver
-
-    def __next__(self) -> Fetched:
-        fetched: Fetched = next(self._results)
-        return fetched._replace(batch=fetched.batch.unpack()) if type(fetched.batch) is Packed else fetched
-
-
 class _Feed:
     """The sampler of a loader that lives longer than a pass."""
 
-    batches: Iterator[Task] = iter(())
+    tasks: Iterable[Any] = ()
 
-    def __iter__(self) -> Iterator[Task]:
-        return self.batches
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.tasks)
+
+
+class _Pace:
+    """How many batches are worth a message, after what the last ones took.
+
+    Args:
+        limit: the most that there may be.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self.batches, self._seconds = limit, 1, math.inf
+
+    def note(self, parcel: Parcel) -> None:
+        count = len(parcel.batches)
+        seconds = parcel.seconds / count
+        # The first one took long to begin with, and any other one may have had to wait for a processor.
+        self._seconds = seconds if seconds < self._seconds else (3 * self._seconds + seconds) / 4
+        fitting = PARCEL * count // max(parcel.size, 1)
+        quick = int(_PARCEL_SECONDS / max(self._seconds, 1e-9))
+        self.batches = max(1, min(self._limit, fitting, quick))
+
+
+class _Parcels(Iterator[list[Task]]):
+    """Deals the batches of a pass to workers in turn, as many rounds at once as are worth a message.
+
+    Attributes:
+        dealt: the parcels that have not come yet, in their order.
+        rounds: how many of them are of each round that has not begun to come.
+        pace: how many batches are in one.
+    """
+
+    def __init__(self, tasks: Iterator[Task], workers: int, pace: _Pace) -> None:
+        self.dealt: deque[list[Task]] = deque()
+        self.rounds: deque[int] = deque()
+        self.pace = pace
+        self._tasks, self._workers, self._width = tasks, workers, 0
+        self._round: deque[list[Task]] = deque()
+        self._failed: Exception | None = None
+
+    def __next__(self) -> list[Task]:
+        if not self._round:
+            self._deal()
+        if not self._round:
+            raise StopIteration
+        return self._round.popleft()
+
+    def check(self) -> None:
+        """Raise the error that has ended the plan, when all before it has been read."""
+        if self._failed is not None:
+            raise self._failed
+
+    def _deal(self) -> None:
+        self._width = min(self.pace.batches, self._width * _GROWTH) or 1
+        tasks: list[Task] = []
+        try:
+            for task in islice(self._tasks, self._width * self._workers):
+                tasks.append(task)  # noqa: PERF402 - what comes before an error is read
+        except Exception as error:
+            self._failed = error
+        parcels = [tasks[worker :: self._workers] for worker in range(min(self._workers, len(tasks)))]
+        self._round.extend(parcels)
+        if parcels:
+            self.dealt.extend(parcels)
+            self.rounds.append(len(parcels))
+
+
+class _Results(Iterator[Fetched]):
+    """The batches of parcels, in the order of the pass.
+
+    The iterator of torch cannot be referred to weakly where workers stay, since its loader keeps it.
+    """
+
+    def __init__(self, results: Iterator[Any], receiver: Receiver, parcels: _Parcels, reader: BatchReader) -> None:
+        self._results, self._receiver, self._parcels, self._reader = results, receiver, parcels, reader
+        self._open: deque[deque[Any]] = deque()
+        self._coming = 0  # parcels of this round
+
+    def __next__(self) -> Fetched:
+        if not self._coming and not self._open:
+            rounds = self._parcels.rounds
+            self._coming = rounds.popleft() if rounds else 0
+        parcel = self._open.popleft() if self._open and not self._coming else self._receive()
+        fetched, task = parcel.popleft()
+        if parcel:
+            self._open.append(parcel)
+        if isinstance(fetched, ExceptionWrapper):
+            fetched.reraise()  # type: ignore[no-untyped-call]
+        if fetched.batch is Here:
+            fetched = self._reader[task]
+            fetched = fetched._replace(batch=stacked(fetched.batch))
+        elif type(fetched.batch) is Packed:
+            fetched = fetched._replace(batch=fetched.batch.unpack())
+        found: Fetched = fetched
+        return found
+
+    def _receive(self) -> deque[Any]:
+        if not self._coming:
+            self._parcels.check()
+        parcel: Parcel = next(self._results)
+        self._coming -= 1
+        self._parcels.pace.note(parcel)
+        return deque(zip(parcel.batches, self._parcels.dealt.popleft(), strict=False))  # an error ends a parcel early
 
 
 class _Epochs(Sampler[None]):

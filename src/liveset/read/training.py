@@ -192,6 +192,18 @@ class Training(Opened, Resumable):
         streams = ([self._regions[region].chunk for region in stream] for stream in epoch.streams(rank))
         return [dict(pairwise(stream)) for stream in streams]
 
+    def in_parts(self, numbers: Sequence[int]) -> bool:
+        """Whether single samples of these chunks are fetched from afar better than all of each."""
+        chunks = self._chunks
+        return self._snapshot.store.remote and not (isinstance(chunks, OpenChunks) and all(map(chunks.holds, numbers)))
+
+    def read_places(self, places: Sequence[tuple[int, int]]) -> list[Any]:
+        """Return the samples in these slots of chunks, in their order."""
+        samples = self._chunks.read_many(places) if self._chunks is not None else []
+        for transform in self._transforms:
+            samples = list(map(transform, samples))
+        return samples
+
     def expect(self, numbers: Sequence[int]) -> None:
         """Tell which chunks will be read next."""
         if self._chunks is not None:
@@ -313,11 +325,12 @@ class Training(Opened, Resumable):
                 "were replaced since have their new values.",
                 stacklevel=3,
             )
-        have = Epoch([stop - start for _, start, stop in regions], progress.rules, progress.stretches).count(progress.rank)
-        if progress.stretches[-1].batches > have:
-            raise StateMismatch(
-                f"the state has had {progress.stretches[-1].batches:,} batches, which is greater than the dataset length of {have:,}."
-            )
+        if progress.order is None:
+            have = Epoch([stop - start for _, start, stop in regions], progress.rules, progress.stretches).count(progress.rank)
+            if progress.stretches[-1].batches > have:
+                raise StateMismatch(
+                    f"the state has had {progress.stretches[-1].batches:,} batches, which is greater than the dataset length of {have:,}."
+                )
         if snapshot is not None:
             self._open(snapshot, lease)
             self._arrange(regions)

@@ -20,7 +20,7 @@ import msgspec
 
 from liveset.edit.commit import new_token
 from liveset.edit.keyfiles import KEYS
-from liveset.edit.retention import Kind, kind_of
+from liveset.edit.retention import QUARANTINE, Kind, kind_of
 from liveset.errors import (
     Conflict,
     Corrupt,
@@ -446,7 +446,7 @@ def _is_one(a: Location, b: Location) -> bool:
 
 
 def _is_left(name: str) -> bool:
-    return kind_of(name) is None or name.startswith(f"{PRIVATE}quarantine/")
+    return kind_of(name) is None or name.startswith(QUARANTINE)
 
 
 def _check(view: memoryview, file: _File, url: str) -> None:
