@@ -200,6 +200,40 @@ def test_accelerate_with_two_processes_reads_each_sample(path: Path) -> None:
     assert {i for rank in mine for batch in rank for i in batch} == set(range(COUNT))
 
 
+ACCELERATED_STATE = """
+    import json, sys, torch, liveset
+    from accelerate import Accelerator
+    path, state, action = sys.argv[1:]
+    accelerator = Accelerator(cpu=True)
+    ds = liveset.StreamingDataset(path, shuffle=True)
+    model = torch.nn.Linear(1, 1)
+    made = liveset.StreamingDataLoader(ds, batch_size=4, pad=True)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.01), made)
+    if action == "load":
+        accelerator.load_state(state)
+    mine = []
+    while loader.current_epoch < 2 or action == "load" and not mine:
+        for batch in loader:
+            accelerator.backward(model(batch["x"].float()[:, None]).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            mine.append(batch["i"].tolist())
+            if action == "save" and len(mine) == 8:
+                accelerator.save_state(state)
+    print(json.dumps(mine))
+    accelerator.end_training()
+"""
+
+
+def test_accelerate_with_two_processes_goes_on(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("accelerate")
+    whole = [json.loads(text) for text in run_ranks(ACCELERATED_STATE, 2, path, tmp_path / "state", "save")]
+    assert [len(rank) for rank in whole] == [12, 12]
+    rest = [json.loads(text) for text in run_ranks(ACCELERATED_STATE, 2, path, tmp_path / "state", "load")]
+    assert rest == [rank[8:] for rank in whole]
+
+
 # --- torch -----------------------------------------------------------------------------------------------------------------
 
 

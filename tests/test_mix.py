@@ -229,6 +229,11 @@ def test_arguments_are_checked(paths: dict[int, Path], loader_of: Loaders) -> No
         loader_of(liveset.CombinedStreamingDataset(two), batch_size=[1, 2])
     with pytest.raises(ValueError, match="batch_size must be a number, or 2"):
         loader_of(liveset.CombinedStreamingDataset(two, batching_method="per_stream"), batch_size=[1, 2, 3])
+    for wrong_seed in (-1, 2**32, 1.5, True, "x", None):
+        for kind in (liveset.CombinedStreamingDataset, liveset.ParallelStreamingDataset):
+            with pytest.raises(ValueError, match="seed must be an integer, at least 0"):
+                kind(two, seed=wrong_seed)  # type: ignore[arg-type]
+    assert type(liveset.CombinedStreamingDataset(two, seed=np.int64(3)).seed) is int  # type: ignore[arg-type]
     for wrong_length in (0, -1, 2.5, True, "x"):
         with pytest.raises(ValueError, match="`length` must be"):
             liveset.ParallelStreamingDataset(two, length=wrong_length)  # type: ignore[arg-type]

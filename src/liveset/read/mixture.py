@@ -15,6 +15,7 @@ from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Rules, Run, Stretch
 from liveset.read.grid import detect_grid, find_ranks, worker_info
 from liveset.read.mixing import MixedEpoch, MixRules
+from liveset.read.options import check_seed
 from liveset.read.plan import Grid
 from liveset.read.resumable import Resumable
 from liveset.read.state import Progress, next_stretches, to_state
@@ -43,7 +44,7 @@ class Mixture(Resumable, ABC):
         if not datasets:
             raise ValueError("there are no datasets: give a list of at least one StreamingDataset.")
         self.datasets = list(datasets)
-        self.seed, self._forced = seed, force_override_state_dict
+        self.seed, self._forced = check_seed(seed), force_override_state_dict
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_ranks": find_ranks(), "_seen": ()}
