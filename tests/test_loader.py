@@ -588,12 +588,12 @@ def test_after_an_error_a_pass_is_over_and_goes_on_with_what_failed(ten: Path, l
 
 
 STUCK = """
-import sys, threading
+import os, sys, threading
 import liveset
 from liveset.read.lightloader import StreamingDataLoader
 
 def wait(sample):
-    print("begun", flush=True)
+    os.write(1, b"begun\\n")  # in one piece, from both threads
     threading.Event().wait(60)
 
 list(StreamingDataLoader(liveset.StreamingDataset(sys.argv[1], transform=wait), num_workers=2))
