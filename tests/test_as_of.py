@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import liveset
-from liveset.edit.changes import HISTORY, Append
+from liveset.edit.changes import HISTORY, Append, Retag
 from liveset.edit.commit import Policy, commit
 from liveset.errors import Corrupt, NotFound, VersionExpired, VersionNotFound
 from liveset.snapshot import open_snapshot
@@ -68,7 +68,18 @@ def test_a_time_whose_version_has_expired() -> None:
 def test_a_time_before_the_history_was_cut() -> None:
     store = hourly(2 * HISTORY)
     store.delete([version_name(HISTORY)])
-    with pytest.raises(VersionExpired, match="cut at version"):
+    with pytest.raises(VersionExpired, match=f"removed those before {HISTORY}"):
+        open_snapshot(store, START + 2 * HOUR)
+
+
+def test_times_of_what_a_tag_has_saved_behind_the_cut() -> None:
+    store = hourly(2 * HISTORY)
+    commit(store, Retag("paper", 3), open_snapshot(store).index, policy=Policy(now=lambda: START + 1000 * HOUR))
+    sweep(store)
+    assert open_snapshot(store, START + 3 * HOUR).version == 3
+    with pytest.raises(VersionExpired, match=r"is forgotten: a vacuum removed those between 3 and \d+"):
+        open_snapshot(store, START + 3.5 * HOUR)  # it may have been 3, were there no later ones that nobody knows
+    with pytest.raises(VersionExpired):
         open_snapshot(store, START + 2 * HOUR)
 
 

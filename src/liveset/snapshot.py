@@ -237,12 +237,23 @@ def _version_at(store: Store, head: Index, time: datetime) -> int:
             f"version={time!r} has no time zone, so it could be meant for any: give it one, such as .astimezone() for local time "
             "or .replace(tzinfo=datetime.UTC)."
         )
-    first = None
-    for entry in entries(store, head):
-        if entry.time <= time:
+    later = None
+    for entry in known_entries(store, head):
+        if entry.committed_at and entry.time <= time:
+            if later is not None and entry.version < later.version - 1 and entry.time < time:
+                raise VersionExpired(
+                    f"the version of {store.url} of {time.isoformat()} is forgotten: a vacuum removed those between {entry.version} and "
+                    f"{later.version}.",
+                    version=later.version - 1,
+                )
             return entry.version
-        first = entry
-    known = f"version {first.version}, the first, was committed at {first.committed_at}" if first else "another program wrote it"
+        later = entry if entry.committed_at else later
+    if later is not None and later.version > 1:
+        raise VersionExpired(
+            f"the version of {store.url} of {time.isoformat()} is forgotten: a vacuum removed those before {later.version}.",
+            version=later.version - 1,
+        )
+    known = f"version {later.version}, the first, was committed at {later.committed_at}" if later else "another program wrote it"
     raise VersionNotFound(f"{store.url} has no version of {time.isoformat()}: {known}.", time=time)
 
 
@@ -259,6 +270,27 @@ def entries(store: Store, head: Index, *, above: int = 0) -> Iterator[HistoryEnt
             return
         # A head remembers only its newest ancestors; the oldest of these remembers older ones.
         index = _ancestor(store, listed[-1])
+
+
+def known_entries(store: Store, head: Index) -> Iterator[HistoryEntry]:
+    """All commits of a head's line that are still known, newest first; where a vacuum has cut the line there may be gaps."""
+    last = head.version + 1
+    try:
+        for entry in entries(store, head):
+            yield entry
+            last = entry.version
+        yield HistoryEntry(0, "", "foreign", "")  # reached only where the history is not cut
+    except VersionExpired:
+        # Behind the cut only versions that a tag or a reader has saved are known, and what these remember.
+        fence = head.edit.fence if head.edit is not None else None
+        for number in sorted(fence.kept if fence is not None else (), reverse=True):
+            if number >= last or (index := archived(store, number)) is None:
+                continue
+            before = [index.edit.entry, *index.edit.history] if index.edit is not None else [HistoryEntry(0, "", "foreign", "")]
+            for entry in before:
+                if entry.version < last:
+                    yield entry
+                    last = entry.version
 
 
 def _ancestor(store: Store, entry: HistoryEntry) -> Index:

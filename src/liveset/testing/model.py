@@ -289,11 +289,12 @@ class DatasetModel:
         if not ops:
             return None
         kept = {key: staged[key].applied(sample) if key in staged else sample for key, sample in now.items() if key not in removed}
-        if not added and kept == now and not named:
+        same = not added and kept == now
+        if same and not named:
             return None
         after = {**kept, **added}
         op = ops[0] if len(ops) == 1 else "edit"
-        return self._add(replace(head, op=op, samples=tuple(after.values()), keys=tuple(after)))
+        return self._add(replace(head, op=op, samples=tuple(after.values()), keys=tuple(after)), same=same)
 
     def set_keys(self, keys: Sequence[Key], key_field: str | None, *, overwrite: bool) -> ModelVersion:
         """Give the samples keys, or other ones."""
@@ -402,9 +403,9 @@ class DatasetModel:
         if any(known in _REPLACES_ALL for known in ops) or (op == "overwrite" and any(known not in _ASIDE for known in ops)):
             raise OverwriteConflict("replaced meanwhile")
 
-    def _add(self, version: ModelVersion) -> ModelVersion:
+    def _add(self, version: ModelVersion, *, same: bool = False) -> ModelVersion:
         number = max(self.versions, default=0) + 1
-        content = version.content if version.op in _SAME_CONTENT and version.content >= 0 else number
+        content = version.content if (same or version.op in _SAME_CONTENT) and version.content >= 0 else number
         made = replace(version, number=number, hour=self.hour, content=content)
         self.versions[number] = made
         self.readable.add(number)

@@ -18,12 +18,12 @@ from liveset.edit.keyfiles import KEYS
 from liveset.edit.publish import publish_keys
 from liveset.edit.purge import remains
 from liveset.edit.rebase import keeps
-from liveset.errors import CommitUnknown, DatasetError, DatasetNotFound, NotFound, SessionExpired, VersionExpired, VersionNotFound
+from liveset.errors import CommitUnknown, DatasetError, DatasetNotFound, NotFound, SessionExpired, VersionNotFound
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
 from liveset.read.fetch import Job, submit
 from liveset.snapshot import Version as Wanted
-from liveset.snapshot import archived, entries, open_snapshot, redirects_of
+from liveset.snapshot import archived, known_entries, open_snapshot, redirects_of
 from liveset.storage import Store, has_listing, open_store
 
 Path = str | os.PathLike[str]
@@ -118,30 +118,10 @@ def _told(entry: HistoryEntry, index: Index | None, tags: tuple[str, ...]) -> Ve
     )
 
 
-def _known(store: Store, head: Index) -> Iterator[HistoryEntry]:
-    last = head.version + 1
-    try:
-        for entry in entries(store, head):
-            yield entry
-            last = entry.version
-        yield HistoryEntry(0, "", "foreign", "")  # reached only where the history is not cut
-    except VersionExpired:
-        # Behind the cut only versions that a tag or a reader has saved are known, and what these remember.
-        fence = head.edit.fence if head.edit is not None else None
-        for number in sorted(fence.kept if fence is not None else (), reverse=True):
-            if number >= last or (index := archived(store, number)) is None:
-                continue
-            before = [index.edit.entry, *index.edit.history] if index.edit is not None else [HistoryEntry(0, "", "foreign", "")]
-            for entry in before:
-                if entry.version < last:
-                    yield entry
-                    last = entry.version
-
-
 def _opened(store: Store, head: Index) -> Iterator[tuple[HistoryEntry, Index | None]]:
     """Return what is known of each version, and its index; from far away several are fetched at once."""
     waiting: deque[tuple[HistoryEntry, Job[Index | None]]] = deque()
-    for entry in _known(store, head):
+    for entry in known_entries(store, head):
         look = partial(_index, store, head, entry.version)
         waiting.append((entry, submit(look) if store.remote else Job(look)))
         if len(waiting) > (_AHEAD if store.remote else 0):
