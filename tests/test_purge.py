@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -754,9 +755,25 @@ def test_a_purge_that_cannot_be_done_leaves_what_repairs_have_kept(repaired: Pat
     kept = quarantined(repaired)
     file = open_snapshot(open_store(repaired)).index.chunks[0].filename
     (repaired / file).write_bytes((repaired / file).read_bytes()[:-1] + b"?")
-    with pytest.raises(Corrupt, match=r"repair it first.*quarantine=True"):
+    with pytest.raises(Corrupt, match=r"repair it first.*quarantine=True") as info:
         liveset.purge(repaired, ["k0"])
+    assert not hasattr(info.value, "__notes__")
     assert quarantined(repaired) == kept
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_purge_that_gives_up_says_that_what_repairs_have_kept_is_gone(repaired: Path, kept: bool) -> None:
+    store = in_memory(repaired)
+    if not kept:
+        store.delete(quarantined(repaired))
+    rival = Rival(store, *[partial(vacuum_store, store, keep=1, grace=ZERO, policy=AT_ONCE)] * 3)
+    with pytest.raises(Conflict, match="gave up after") as info:
+        purge_store(rival, ["k0"], policy=Policy(attempts=3, first_pause=0))
+    said = ["No sample was erased, but the damaged files in _liveset/quarantine/ were deleted."] if kept else []
+    assert getattr(info.value, "__notes__", []) == said
+    assert "othing was changed" not in str(info.value)
+    assert list(store.list("_liveset/quarantine/")) == []
+    assert "k0" in keys_of(store, open_snapshot(store).version)
 
 
 @pytest.mark.parametrize("when", ["before", "after", "torn"])

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 import liveset
 from liveset.errors import AccessDenied, DatasetNotFound, NotFound, StorageError
-from liveset.storage import Place, Swap, requests
+from liveset.storage import Place, Swap, requests, throttle
 from tests.support.remote import place_at, store_at
 from tests.support.services import BUCKET, RemoteFolder, WebServer, free_ports
 from tests.support.stores import Behind
@@ -432,6 +433,24 @@ def test_an_interrupt_does_not_wait_for_the_store(stub: StubServer) -> None:
     assert dataset[0] == make(0)
 
 
+def test_an_interrupt_that_does_not_end_a_wait_is_heard_all_the_same(stub: StubServer) -> None:
+    """As one that comes just before the wait."""
+    dataset = liveset.StreamingDataset(write(place_at(stub.root / "plays")))
+    stub.act("stall-before", method="GET")
+
+    def interrupt() -> None:
+        stub.wait_for_acts()
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        dataset[0]
+    assert time.monotonic() - begun < SOON
+    thread.join()
+
+
 @pytest.mark.parametrize("act", ["stall-before", "stall-after"])
 def test_an_interrupt_does_not_wait_for_a_commit_and_nothing_is_deleted(stub: StubServer, act: str) -> None:
     place = write(place_at(stub.root / "plays"))
@@ -440,8 +459,7 @@ def test_an_interrupt_does_not_wait_for_a_commit_and_nothing_is_deleted(stub: St
     update["k1"] = {"id": "k1", "x": -1}
 
     def interrupt() -> None:
-        while stub.acts_left:  # until the put has come
-            time.sleep(0.01)
+        stub.wait_for_acts()  # until the put has come
         os.kill(os.getpid(), signal.SIGINT)
 
     before = set(stub.objects)
@@ -459,6 +477,23 @@ def test_an_interrupt_does_not_wait_for_a_commit_and_nothing_is_deleted(stub: St
     assert [entry.version for entry in liveset.history(place)] == [2, 1]
     assert liveset.StreamingDataset(place)["k1"]["x"] == -1
     assert liveset.verify(place).ok
+
+
+def test_what_many_requests_wait_for_is_told_once(
+    stub: StubServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = store_at(stub.root / "plays")
+    store.write("x", b"data")
+    monkeypatch.setattr(requests, "QUIET", 0)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    for told in (1, 1, 2):
+        if told > 1:
+            monkeypatch.setattr(throttle, "_TELL", 0.0)
+        stub.act("500-before", method="GET", times=1 if told > 1 else 8)
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(store.read, ["x"] * 8)) == [b"data"] * 8
+        assert len(caplog.records) == told
+    assert "trying again" in caplog.text
 
 
 def test_a_missing_file_is_not_waited_for(stub: StubServer) -> None:

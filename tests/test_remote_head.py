@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,28 @@ from typing import Any
 import pytest
 
 import liveset
-from liveset.storage import HEAD, Place, open_store
-from liveset.storage.remote import SMALL_HEAD, RemoteStore
+from liveset.storage import HEAD, Head, Place, Tag, open_store
+from liveset.storage.cache import ChunkCache
+from liveset.storage.cached import CachedStore
+from liveset.storage.held import HeldFile
+from liveset.storage.location import Location, parse_location
+from liveset.storage.remote import RemoteStore
 from tests.support.remote import place_at
 from tests.support.services import RemoteFolder
 from tests.support.stub_server import StubServer
 
 pytestmark = pytest.mark.timeout(120)
-LARGE = "x" * (8 * SMALL_HEAD)
+LARGE = "x" * 500_000
 
 
 @pytest.fixture
 def stub() -> Iterator[StubServer]:
     with StubServer() as server:
         yield server
+
+
+def _location(place: Place) -> Location:
+    return parse_location(os.fspath(place), place.storage_options, place.session_options)
 
 
 def make(number: int) -> dict[str, Any]:
@@ -56,22 +65,135 @@ def test_eight_processes_fetch_a_large_index_once(stub: StubServer, tmp_path: Pa
     assert [found.get(timeout=60) for _ in processes] == [2] * 8
     for process in processes:
         process.join(20)
-    asked = [request for request in stub.requests if request.name == "plays/index.json"]
-    assert len([request for request in asked if not request.range]) == 1
-    assert len(asked) == 9
-    assert stub.bytes_sent < 8 * (SMALL_HEAD + 20_000) + size
+    assert stub.count("GET", "plays/index.json") == stub.count() == 8
+    assert stub.bytes_sent == size
 
 
-def test_opening_again_fetches_the_beginning_alone(stub: StubServer, tmp_path: Path) -> None:
+def test_while_one_fetches_a_head_the_others_wait(tmp_path: Path) -> None:
+    head, barrier, fetches, again = Head(b"head", Tag("tag")), threading.Barrier(8), [0], threading.Event()
+
+    def ask(known: Head | None) -> Head:
+        if known is not None:
+            return known
+        fetches[0] += 1
+        if fetches[0] > 1:
+            again.set()
+        again.wait(0.3)  # as long as the answer takes
+        return head
+
+    def read(_: int) -> Head | None:
+        cache = ChunkCache(tmp_path)
+        barrier.wait(20)
+        return cache.newest_head("s3://bkt/plays", ask)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(read, range(8))) == [head] * 8
+    assert fetches == [1]
+
+
+@pytest.mark.parametrize("note", [LARGE, "small"])
+def test_each_opening_is_one_request_and_sends_only_what_is_new(stub: StubServer, tmp_path: Path, note: str) -> None:
+    folder = stub.root / "plays"
+    write(place_at(folder), note)
+    place = place_at(folder, tmp_path)
+
+    def opened() -> tuple[int, int, int]:
+        stub.forget()
+        version = liveset.StreamingDataset(place).version
+        return version, stub.count(), stub.bytes_sent
+
+    def size() -> int:
+        return len(stub.objects["plays/index.json"].data)
+
+    assert opened() == (2, 1, size())
+    assert opened() == opened() == (2, 1, 0)
+    for version in (3, 4):
+        liveset.set_attributes(place_at(folder), {"note": note, "number": version})
+        assert opened() == (version, 1, size())
+        assert opened() == (version, 1, 0)
+        (kept,) = (file for file in tmp_path.glob("*/*.cached*"))
+        assert size() < kept.stat().st_size < size() + 300
+        assert (tmp_path / "usage").read_bytes().split()[0] == str(kept.stat().st_size).encode()
+    assert ChunkCache(tmp_path).clear().files == 1
+    assert opened() == (4, 1, size())
+    assert opened() == (4, 1, 0)
+    stub.forget()
+    liveset.StreamingDataset(place_at(folder))
+    assert (stub.count(), stub.bytes_sent) == (1, size())
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("harm", [lambda data: flipped(data, -2), lambda data: flipped(data, 10), lambda data: data[:-9], lambda _: b"",
+                                  lambda data: bytes(len(data)), lambda _: b"{}\n", lambda _: b"[1, 2]\n"])  # fmt: skip
+def test_a_kept_head_that_is_damaged_is_fetched_again(stub: StubServer, tmp_path: Path, harm: Callable[[bytes], bytes]) -> None:
+    folder = stub.root / "plays"
+    write(place_at(folder))
+    store = open_store(place_at(folder, tmp_path))
+    head = store.read_head()
+    (kept,) = tmp_path.glob("*/*.cached")
+    kept.write_bytes(harm(kept.read_bytes()))
+    stub.forget()
+    assert store.read_head() == head
+    assert stub.bytes_sent == len(stub.objects["plays/index.json"].data)
+    assert store.read_head() == head
+    assert (stub.count(), stub.bytes_sent) == (2, len(stub.objects["plays/index.json"].data))
+
+
+def test_who_fetches_a_head_may_die_or_be_stuck(stub: StubServer, tmp_path: Path) -> None:
     folder = stub.root / "plays"
     write(place_at(folder))
     place = place_at(folder, tmp_path)
-    for _ in range(3):
-        assert liveset.StreamingDataset(place).version == 2
-    assert [request for request in stub.requests if not request.range and (request.method, request.name) == ("GET", "plays/index.json")]
-    stub.forget()
     assert liveset.StreamingDataset(place).version == 2
-    assert {request.range for request in stub.requests if request.name == "plays/index.json"} == {f"bytes=0-{SMALL_HEAD - 1}"}
+    (kept,) = tmp_path.glob("*/*.cached")
+    kept.unlink()
+    part = kept.with_name(f"{kept.name}.part")
+    part.write_bytes(b"what a killed process left")
+    assert liveset.StreamingDataset(place).version == 2
+    assert list(kept.parent.glob("*.cached*")) == [kept]
+    kept.unlink()
+    stuck = HeldFile(str(part), os.O_RDWR | os.O_CREAT)
+    with stuck:
+        assert stuck.lock()
+        stub.forget()
+        store = CachedStore(RemoteStore(_location(place)), ChunkCache(tmp_path, patience=0.2), _location(place).place)
+        assert store.read_head() is not None
+        assert (stub.count(), kept.exists()) == (1, False)
+
+
+def test_where_nothing_can_be_kept_the_head_is_fetched(stub: StubServer, tmp_path: Path) -> None:
+    folder = stub.root / "plays"
+    write(place_at(folder))
+    (tmp_path / "file").write_bytes(b"")
+    for cache, limit in ((tmp_path / "file", None), (tmp_path / "small", 1000)):
+        store = open_store(Place(folder.url, storage_options=folder.options, cache_dir=cache, max_cache_size=limit))
+        for _ in range(2):
+            stub.forget()
+            head = store.read_head()
+            assert head is not None
+            assert (stub.count(), head.data) == (1, stub.objects["plays/index.json"].data)
+    assert list(tmp_path.glob("small/*/*.cached*")) == []
+
+
+def test_a_store_that_knows_no_condition_sends_the_head_each_time(on_gcs: RemoteFolder, tmp_path: Path) -> None:
+    write(place_at(on_gcs))
+    store, direct = open_store(place_at(on_gcs, tmp_path)), open_store(place_at(on_gcs))
+    assert store.read_head() == store.read_head() == direct.read_head()
+
+
+def test_a_head_that_was_put_back_can_be_built_upon_where_writing_goes_by_generations(gcs_stub: StubServer, tmp_path: Path) -> None:
+    folder = gcs_stub.root / "plays"
+    place = place_at(folder, tmp_path)
+    write(place)
+    assert liveset.StreamingDataset(place).version == 2
+    before = gcs_stub.objects["plays/index.json"].data
+    with gcs_stub.lock:
+        gcs_stub.put("plays/index.json", b"{}")
+        gcs_stub.put("plays/index.json", before)
+    assert liveset.set_attributes(place, {"note": "new"}) == 3
+    assert liveset.StreamingDataset(place).version == 3
 
 
 def test_an_earlier_version_is_fetched_once(stub: StubServer, tmp_path: Path) -> None:

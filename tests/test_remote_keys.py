@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,46 @@ def test_a_few_lookups_in_a_large_table_read_parts_and_more_fetch_it() -> None:
     assert (store.fetched, store.ranges) == ([name], [])
 
 
+class TogetherStore(FarStore):
+    """Answers for tables only once several have been asked for at the same time."""
+
+    def __init__(self, store: Store, together: int) -> None:
+        super().__init__(store)
+        self.barrier = threading.Barrier(together)
+
+    def map(self, name: str, size: int, content: str = "", *, fresh: bool = False) -> memoryview:
+        if name.endswith(".keys"):
+            self.barrier.wait(20)
+        return super().map(name, size, content, fresh=fresh)
+
+
+@pytest.mark.parametrize(
+    ("look", "found"),
+    [
+        (lambda keys: keys.locate("k7"), (0, 6)),
+        (lambda keys: keys.locate("k3"), None),
+        (lambda keys: keys.locate_many(["k29", "k4"]), [(2, 7), (0, 3)]),
+        (lambda keys: keys.key_at(2, 0), "k20"),
+        (lambda keys: keys.keys_of(2)[-1], "k29"),
+        (lambda keys: len(keys.tables), 3),
+    ],
+)
+def test_small_tables_are_fetched_together_and_once(tmp_path: Path, look: Callable[[TableKeys], Any], found: Any) -> None:
+    write_dataset(tmp_path, [play(number) for number in range(30)], key="id", chunk_size=10)
+    for key in ("k3", "k22", "k25"):
+        with dataset_update(tmp_path) as update:
+            del update[key]
+            update.commit()
+    store = TogetherStore(open_store(tmp_path), 3)
+    keys = open_keys(open_snapshot(store))
+    assert isinstance(keys, TableKeys)
+    assert look(keys) == found
+    tables = sorted(keys.files.tables)
+    assert sorted(store.fetched) == tables
+    assert look(keys) == found
+    assert sorted(store.fetched) == tables
+
+
 def test_many_keys_at_once_fetch_a_large_table() -> None:
     store, table, keys = far_keys()
     assert table.locate_many(keys[5:10]) == [(0, slot) for slot in range(5, 10)]
@@ -185,7 +226,8 @@ def test_a_purge_that_replaces_tables_meanwhile_is_followed(looked: bool, tmp_pa
         assert places(keys, 12, 7, 5) == [(1, 2), (0, slot), None]
         assert keys.key_at(0, slot) == "k7"
         assert keys.keys_of(1) == [f"k{number}" for number in range(10, 20)]
-        assert store.fetched == []  # the head knows the sizes of what replaced the tables
+        # The head knows the sizes of what replaced the tables.
+        assert [name for name in store.fetched if name.endswith(".keys")] == []
         assert "/renamed-" in store.ranges[-1][0]
 
 

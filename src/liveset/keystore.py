@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
+from operator import attrgetter
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -32,6 +34,8 @@ T = TypeVar("T")
 # before a table is fetched is about what fetching costs, so no order of lookups costs much more than twice the cheapest way.
 _REQUEST = 1_000_000
 """Bytes that cost about as much as a request; tables up to twice as large are fetched at once."""
+_TOGETHER = 16
+"""Tables that are fetched at the same time."""
 _BYTES_PER_KEY = 400_000
 """Where more keys are looked up at once, much of the table would be read anyway."""
 
@@ -126,15 +130,25 @@ class TableFile:
             table.check()
         return table
 
+    @property
+    def opened(self) -> bool:
+        """Whether the whole table is open."""
+        return "whole" in self.__dict__
+
+    @property
+    def small(self) -> bool:
+        """Whether it is never read in parts."""
+        return self._size <= 2 * _REQUEST
+
     def table(self, keys: int = 0) -> KeyTable | RangedKeyTable:
         """Return the table for looking up so many keys at once; 0 for a look at its header."""
-        if "whole" not in self.__dict__ and (parts := self._in_parts(keys)) is not None:
+        if not self.opened and (parts := self._in_parts(keys)) is not None:
             return parts
         return self.whole
 
     def _in_parts(self, keys: int) -> RangedKeyTable | None:
         self._lookups += keys > 0
-        if self._size <= 2 * _REQUEST or self._lookups > self._size // _REQUEST or keys > self._size // _BYTES_PER_KEY:
+        if self.small or self._lookups > self._size // _REQUEST or keys > self._size // _BYTES_PER_KEY:
             self._parts = None
         elif self._parts is None and not self._is_cached() and has_ranges(self._store):
             parts = RangedKeyTable(self._read, self._size, self._name, self._directory)
@@ -173,7 +187,7 @@ class TableKeys:
     @lazy
     def tables(self) -> list[KeyTable]:
         """The tables, newest first, for whoever reads all of them; mapped where they are on this machine, and fetched where not."""
-        return self._following(lambda: [file.whole for file in self._files])
+        return self._following(lambda: self._fetched(self._files))
 
     @lazy
     def _files(self) -> list[TableFile]:
@@ -185,7 +199,16 @@ class TableKeys:
         """Return the tables, newest first, for looking up so many keys; on a remote store each is opened when its turn comes."""
         if "tables" in self.__dict__ or not self._snapshot.store.remote:
             return self.tables
+        self._fetched([file for file in self._files if file.small])  # a lookup has to know all but the oldest
         return (file.table(keys) for file in self._files)
+
+    def _fetched(self, files: Sequence[TableFile]) -> list[KeyTable]:
+        """Return whole tables; those that are not open yet are fetched together where that costs a transfer each."""
+        missing = [file for file in files if not file.opened] if self._snapshot.store.remote else []
+        if len(missing) > 1:
+            with ThreadPoolExecutor(min(len(missing), _TOGETHER)) as pool:
+                list(pool.map(attrgetter("whole"), missing))
+        return [file.whole for file in files]
 
     def _following(self, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do something with the tables; a purge may have replaced them since the version was opened."""

@@ -81,6 +81,7 @@ class StubServer:
         self.requests: list[Request] = []
         self.bytes_received = self.bytes_sent = 0
         self.lock = threading.Lock()
+        self._acted = threading.Condition(self.lock)
         self.uploads: dict[str, dict[int, bytes]] = {}
         """Multipart uploads that are under way."""
         self._acts: list[Act] = []
@@ -111,6 +112,12 @@ class StubServer:
         with self.lock:
             self._acts.clear()
 
+    def wait_for_acts(self, seconds: float = 60.0) -> None:
+        """Return once requests have come for all acts; what an act lets the store do first is done then."""
+        with self._acted:
+            if not self._acted.wait_for(lambda: not self.acts_left, seconds):
+                raise TimeoutError(f"{self.acts_left} requests have not come")
+
     @property
     def acts_left(self) -> int:
         """How many requests something is still to be done to."""
@@ -139,6 +146,7 @@ class StubServer:
         for act in self._acts:
             if act.fits(method, name):
                 act.left -= 1
+                self._acted.notify_all()
                 return act.what
         return ""
 

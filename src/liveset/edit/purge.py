@@ -130,7 +130,7 @@ def purge(
         NotFound: the dataset has no keys, or a version that is kept has none, so that nothing says which of its samples these are.
             Nothing was changed.
         Corrupt: a file that holds the samples is damaged: ``repair`` it first, or have the versions forgotten that need it.
-        Conflict: others committed all the time; nothing was changed.
+        Conflict: others committed all the time; no sample was erased, but the files in quarantine may be gone.
         StorageError: a file could not be written or deleted; call it again.
         CommitUnknown: the store did not say whether the commit landed: call it again with ``session=error.session``.
 
@@ -181,8 +181,10 @@ def purge_store(
         raise
     except CommitUnknown:
         raise
-    except (DatasetError, OSError):
+    except (DatasetError, OSError) as error:
         work.settle(None)
+        if work.emptied:
+            error.add_note(f"No sample was erased, but the damaged files in {QUARANTINE} were deleted.")
         raise
     work.settle(index)
     try:
@@ -213,7 +215,7 @@ def _commit(work: _Work, store: Store, *, session: str | None, message: str, aut
         except (SessionExpired, OverwriteConflict):
             # Nothing that others commit stands in the way of a purge; it begins again from what they made, and behind their fences.
             continue
-    raise Conflict(f"gave up after {policy.attempts} attempts: others commit to {store.url} all the time. Nothing was changed.")
+    raise Conflict(f"gave up after {policy.attempts} attempts: others commit to {store.url} all the time. No sample was erased.")
 
 
 def _clean(store: Store, *, author: str, policy: Policy | None) -> int:
@@ -270,6 +272,8 @@ class _Work:
         self._size = 0
         self._spoils: frozenset[str] = frozenset()
         self._quarantined: dict[str, int] = {}
+        self.emptied = False
+        """Whether files in quarantine were deleted."""
         self._redirects = Redirects()
 
     def prepare(self, head: Index | None, _since: Sequence[HistoryEntry]) -> Purge | None:
@@ -368,6 +372,7 @@ class _Work:
         """Delete all files in quarantine; return the bytes of all that this purge has deleted there."""
         size = self.look_at_quarantine()
         if self._quarantined:
+            self.emptied = True
             self._store.delete(sorted(self._quarantined))
         return size
 
@@ -495,7 +500,7 @@ class _Work:
         if record.check is not None and name == record.filename and not codec.verify(buffer, record.check):
             # What is copied gets a new checksum, which must not vouch for damaged bytes.
             raise Corrupt(
-                f"{name} is damaged: its checksum differs from the index. Nothing was changed; repair it first. Where no copy has its "
+                f"{name} is damaged: its checksum differs from the index. No sample was erased; repair it first. Where no copy has its "
                 "bytes, take it out (`repair(path, quarantine=True)`) and have the versions before forgotten (`vacuum(path, keep=0)`).",
                 file=name,
             )
@@ -523,7 +528,7 @@ class _Work:
             except NotFound:
                 continue  # a vacuum has removed a version that was listed
             return plan.fence
-        raise Conflict(f"a vacuum of {self._store.url} is deleting versions all the time. Nothing was changed; purge again.")
+        raise Conflict(f"a vacuum of {self._store.url} is deleting versions all the time. No sample was erased; purge again.")
 
 
 def _add(found: _Found, snapshot: Snapshot, number: int, slot: int) -> None:

@@ -21,11 +21,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from liveset.errors import StorageError, UnsafeStore
+from liveset.errors import StorageError, UnsafeStore, UnsupportedFormat
+from liveset.format import codec
 from liveset.format.config import parse_size
 from liveset.storage.held import HeldFile, Unusable, before_boot, in_use, usable
-from liveset.storage.room import PART, Room, folder_name
+from liveset.storage.room import PART, Entry, Room, folder_name
 from liveset.storage.sink import DiskSink, Download, MemorySink, fetched, matches
+from liveset.storage.store import HEAD, Ask, Head
 
 __all__ = ["CacheInfo", "ChunkCache", "Cleared", "Download", "PlaceInfo", "cache_root", "check_limit", "check_root", "parse_limit"]
 
@@ -184,6 +186,44 @@ class ChunkCache:
         except Unusable:
             return None
 
+    def newest_head(self, place_url: str, ask: Ask) -> Head | None:
+        """The head of a dataset as it is now.
+
+        As long as none is kept, one of those that want it fetches it, for which the others wait; they then ask whether it has changed. One
+        copy is kept, which the next one replaces.
+        """
+        url = _bare(place_url)
+        path = self._path(url, HEAD, "", "newest")
+        known, part = self._kept_head(path), None
+        try:
+            with usable():
+                if sys.platform == "win32":
+                    raise Unusable("file locks have not been tested on Windows")
+                if known is None:
+                    part = self._claim(path, url)
+        except Unusable as error:
+            _tell_once(HEAD, error)
+            return ask(None)
+        if part is None:
+            known = known or self._kept_head(path)  # of the one that has been waited for
+            if (found := ask(known)) is not None and found is not known:
+                self._keep_head(path, url, found)
+            return found
+        with part:
+            try:
+                known = self._kept_head(path)  # it may have come between the look and the lock
+                if (found := ask(known)) is not None and found is not known:
+                    self._put_head(part, path, found)
+                return found
+            finally:
+                self._abandon(part, path)
+
+    def drop_head(self, place_url: str) -> None:
+        """Forgets the head of a dataset, so that it is fetched again."""
+        path = self._path(_bare(place_url), HEAD, "", "newest")
+        with suppress(OSError, UnsafeStore):
+            self._room.remove([Entry(path, os.stat(path).st_size, 0.0)])
+
     def info(self) -> CacheInfo:
         """What is held, for each dataset."""
         places = []
@@ -322,7 +362,6 @@ class ChunkCache:
             self._room.resize(part, size, empty=True)
             return DiskSink(part, size, self._room.resize)
 
-        published = False
         try:
             view = fetched(sink, name, size, check, download)
             if len(view):  # an empty file is not worth a place
@@ -330,14 +369,65 @@ class ChunkCache:
                     if not check:
                         os.fsync(part.fd)  # nothing else would tell after a power loss
                     self._room.publish(part, path)
-                published = True
             return view
         finally:
-            if not published and part.fd >= 0:
+            self._abandon(part, path)
+
+    def _abandon(self, part: HeldFile, path: str) -> None:
+        """Removes a part file that has not got its name."""
+        with suppress(OSError):
+            if part.fd >= 0 and part.is_at(path + PART):
                 with suppress(OSError, Unusable, UnsafeStore):
                     self._room.resize(part, 0)
-                with suppress(OSError):
-                    os.unlink(path + PART)
+                os.unlink(path + PART)
+
+    # Heads: one line with the tag and a checksum of both, and the bytes
+
+    def _kept_head(self, path: str) -> Head | None:
+        """The head that is kept; None if there is none, or a damaged one."""
+        try:
+            with open(path, "rb") as file:
+                line, data = file.readline(), file.read()
+                modified = os.fstat(file.fileno()).st_mtime
+        except OSError:
+            return None
+        try:
+            tag, check = json.loads(line)
+            whole = codec.verify([tag.encode(), data], check)
+        except (ValueError, TypeError, AttributeError, UnsupportedFormat):
+            whole = False
+        if not whole:
+            _log.warning("%s in the cache is damaged: it is fetched again.", path)
+            return None
+        if abs(time.time() - modified) > _TOUCH:
+            with suppress(OSError):
+                os.utime(path)
+        return Head(data, tag)
+
+    def _keep_head(self, path: str, url: str, head: Head) -> None:
+        """Puts a head in the place of the kept one, unless another process does so just now."""
+        try:
+            with usable(), self._room.create(path + PART, url) as part:
+                if part.lock() and part.is_at(path + PART):
+                    try:
+                        self._put_head(part, path, head)
+                    finally:
+                        self._abandon(part, path)
+        except Unusable as error:
+            _tell_once(HEAD, error)
+
+    def _put_head(self, part: HeldFile, path: str, head: Head) -> None:
+        line = json.dumps([head.tag, codec.checksum([head.tag.encode(), head.data])]).encode() + b"\n"
+        size = len(line) + len(head.data)
+        try:
+            self._room.resize(part, size, empty=True)
+            sink = DiskSink(part, size, self._room.resize)
+            sink.write(line, 0)
+            sink.write(head.data, len(line))
+            with usable():
+                self._room.replace(part, path)
+        except Unusable as error:
+            _tell_once(HEAD, error)
 
 
 def _tell_once(name: str, why: Unusable) -> None:

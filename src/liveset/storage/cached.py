@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import partial
 from typing import Protocol
 
 from liveset.errors import Corrupt
 from liveset.storage.cache import ChunkCache
-from liveset.storage.store import HEAD, Buffer, Entry, Head, Keep, Sink, Store, Swap, Tag, check_name, checksum_in
+from liveset.storage.store import Ask, Buffer, Entry, Head, Sink, Store, Swap, Tag, check_name, checksum_in
 
 __all__ = ["CachedStore", "Source"]
 
@@ -20,12 +21,12 @@ class Source(Store, Protocol):
     def download(self, name: str, sink: Sink, size: int = 0) -> None:
         """Fetches a whole file; ``size`` is what is expected, 0 if nothing is."""
 
-    def read_shared_head(self, keep: Keep) -> Head | None:
-        """The head as it is now, from ``keep`` where it is large and has been fetched before."""
+    def read_shared_head(self, keep: Callable[[Ask], Head | None]) -> Head | None:
+        """The head as it is now, through ``keep`` where that saves fetching it."""
 
 
 class CachedStore:
-    """Passes everything on to a store, but keeps whole files that were read in a cache; they never change under their names."""
+    """Passes everything on to a store, but keeps in a cache the newest head, and whole files that were read; these never change."""
 
     def __init__(self, source: Source, cache: ChunkCache, place: str) -> None:
         self.source, self.cache, self._place = source, cache, place
@@ -69,12 +70,8 @@ class CachedStore:
         return self.cache.peek(self._place, check_name(name), size, check, "" if check else content)
 
     def read_head(self) -> Head | None:
-        """The head as it is now. A large one is fetched once by the processes of this machine, and named by its tag in the cache."""
-
-        def keep(size: int, tag: str, download: Callable[[Sink], None]) -> bytes:
-            return bytes(self.cache.open(self._place, HEAD, size, "", tag, download))
-
-        return self.source.read_shared_head(keep)
+        """The head as it is now; the store is always asked, but sends it only if the cache holds another one."""
+        return self.source.read_shared_head(partial(self.cache.newest_head, self._place))
 
     def forget(self) -> None:
         """Removes the cached files of this place."""
@@ -104,10 +101,20 @@ class CachedStore:
         self.source.write_once(name, data)
 
     def swap_head(self, data: bytes, expected: Tag | None, withdraw: Sequence[str] = ()) -> Swap:
-        return self.source.swap_head(data, expected, withdraw)
+        done = self.source.swap_head(data, expected, withdraw)
+        if done is not Swap.SWAPPED:
+            self._doubt_head()
+        return done
 
     def publish(self, name: str, data: Buffer | Sequence[Buffer], head: Tag) -> bool:
-        return self.source.publish(name, data, head)
+        done = self.source.publish(name, data, head)
+        if not done:
+            self._doubt_head()
+        return done
+
+    def _doubt_head(self) -> None:
+        # One that was put back has its old ETag again, which reading goes by, but on GCS a new generation, which writing goes by.
+        self.cache.drop_head(self._place)
 
     def list(self, prefix: str) -> Iterator[Entry]:
         return self.source.list(prefix)

@@ -52,8 +52,8 @@ class HelperRequests:
     def get_tagged(self, key: str) -> tuple[bytes, str]:
         return self._ask("get_tagged", key)  # type: ignore[no-any-return]
 
-    def get_start(self, key: str, length: int) -> tuple[bytes, Facts]:
-        return self._ask("get_start", key, length)  # type: ignore[no-any-return]
+    def get_changed(self, key: str, tag: str) -> tuple[bytes, str] | None:
+        return self._ask("get_changed", key, tag)  # type: ignore[no-any-return]
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         return self._ask("get_ranges", key, list(ranges))  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -20,7 +20,7 @@ import xxhash
 from liveset.errors import Corrupt, DatasetError, DatasetNotFound, NotFound, StorageError, UnsafeStore
 from liveset.storage.files import Files
 from liveset.storage.lock import locked
-from liveset.storage.store import HEAD, PRIVATE, VERSIONS, Buffer, Entry, Head, Keep, Sink, Swap, Tag, as_buffers, check_name, foreign_bytes
+from liveset.storage.store import HEAD, PRIVATE, VERSIONS, Ask, Buffer, Entry, Head, Sink, Swap, Tag, as_buffers, check_name, foreign_bytes
 
 __all__ = ["LocalSource", "LocalStore"]
 
@@ -388,7 +388,7 @@ class LocalSource(LocalStore):
         """None: nothing is kept here."""
         return None
 
-    def read_shared_head(self, keep: Keep) -> Head | None:
+    def read_shared_head(self, keep: Callable[[Ask], Head | None]) -> Head | None:
         """The head: it is at hand."""
         return self.read_head()
 

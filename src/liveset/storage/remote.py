@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
@@ -19,10 +19,10 @@ from liveset.storage.sink import MemorySink, fetched
 from liveset.storage.store import (
     HEAD,
     PRIVATE,
+    Ask,
     Buffer,
     Entry,
     Head,
-    Keep,
     Sink,
     Swap,
     Tag,
@@ -102,29 +102,20 @@ class RemoteStore:
             return None
         return Head(data, Tag(tag))
 
-    def read_shared_head(self, keep: Keep) -> Head | None:
-        """The head and its tag; of a large one only the beginning is fetched, and ``keep`` has the rest from others, or fetches it."""
-        key = self._key(HEAD)
+    def read_shared_head(self, keep: Callable[[Ask], Head | None]) -> Head | None:
+        """The head and its tag, by ``keep``, which knows the one that was fetched before."""
         if self.location.kind == "http":  # tags of web servers may be as coarse as seconds
             return self.read_head()
-        for _ in range(_SENDS):
-            try:
-                data, facts = self._requests.get_start(key, SMALL_HEAD)
-                if len(data) >= facts.size:
-                    return Head(data, Tag(facts.tag))
+        return keep(self._head_since)
 
-                def download(sink: Sink, tag: str = facts.tag) -> None:
-                    data, found = self._requests.get_tagged(key)
-                    if found != tag:
-                        raise _Replaced
-                    sink.write(data, 0)
-
-                return Head(keep(facts.size, facts.tag, download), Tag(facts.tag))
-            except NotFound:
-                return None
-            except _Replaced:
-                continue
-        return self.read_head()
+    def _head_since(self, known: Head | None) -> Head | None:
+        if known is None:
+            return self.read_head()
+        try:
+            found = self._requests.get_changed(self._key(HEAD), known.tag)
+        except NotFound:
+            return None
+        return known if found is None else Head(found[0], Tag(found[1]))
 
     def has_ranges(self) -> bool:
         """Tell whether the server hands out parts of files; asks once in a process, for a byte of the head."""
@@ -293,14 +284,6 @@ class RemoteStore:
         finally:
             with suppress(DatasetError):
                 requests.delete([key])
-
-
-SMALL_HEAD = 64 << 10
-"""A head of no more bytes is fetched by all who want it."""
-
-
-class _Replaced(Exception):
-    """The head is another one than before."""
 
 
 _SENDS = 6

@@ -14,10 +14,10 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from operator import itemgetter
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -43,8 +43,10 @@ UPLOAD_TIMEOUT = 240.0
 """The same for much that is put, over a line that may be slow; below the time for retries, which a dead connection takes then."""
 FIRST_ANSWER = 5.0
 """Seconds until an address is given up that has no server: its name or its port is likely to be wrong."""
+LISTEN = 1.0
+"""Seconds after which a signal is heard at the latest while the main thread waits for an answer."""
 QUIET = 3
-"""How often a request is repeated before anybody is told."""
+"""How often a request is repeated before anybody is told; of all that wait for a store one tells it."""
 
 
 class Facts(NamedTuple):
@@ -66,8 +68,8 @@ class Requests(Protocol):
     def get_tagged(self, key: str) -> tuple[bytes, str]:
         """An object and its tag, seen at one moment."""
 
-    def get_start(self, key: str, length: int) -> tuple[bytes, Facts]:
-        """The first bytes of an object and what the store says about it, seen at one moment."""
+    def get_changed(self, key: str, tag: str) -> tuple[bytes, str] | None:
+        """The same, unless the object still has the given tag: None then. A store that knows no such condition sends it all the same."""
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         """Parts of an object (start, length), in parallel; those at its end may be shorter."""
@@ -132,27 +134,25 @@ class DirectRequests:
             return self.get(key)[start:][:length]
 
     def get_tagged(self, key: str) -> tuple[bytes, str]:
-        import obstore
+        found = self._get_unless(key, None)
+        assert found is not None
+        return found
 
-        def send(store: Any) -> tuple[bytes, str]:
-            answer = obstore.get(store, key)
+    def get_changed(self, key: str, tag: str) -> tuple[bytes, str] | None:
+        return self._get_unless(key, msgspec.json.decode(tag).get("e_tag"))
+
+    def _get_unless(self, key: str, e_tag: str | None) -> tuple[bytes, str] | None:
+        import obstore
+        from obstore.exceptions import NotModifiedError
+
+        def send(store: Any) -> tuple[bytes, str] | None:
+            try:
+                answer = obstore.get(store, key, options={"if_none_match": e_tag} if e_tag else None)
+            except NotModifiedError:
+                return None
             return bytes(answer.bytes()), _tag(answer.meta)
 
         return self._send(key, "read", send)
-
-    def get_start(self, key: str, length: int) -> tuple[bytes, Facts]:
-        import obstore
-
-        def send(store: Any) -> tuple[bytes, Facts]:
-            answer = obstore.get(store, key, options={"range": (0, length)})
-            meta = answer.meta
-            return bytes(answer.bytes()), Facts(key, meta["size"], meta["last_modified"], _tag(meta))
-
-        try:
-            return self._send(key, "read", send)
-        except (NoRanges, PastTheEnd):  # an empty object has no first byte
-            data, tag = self.get_tagged(key)
-            return data, Facts(key, len(data), datetime.now(UTC), tag)
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
         import obstore
@@ -317,7 +317,7 @@ class DirectRequests:
                 patience = self._location.retry_timeout if self._answered else min(FIRST_ANSWER, self._location.retry_timeout)
                 if once or time.monotonic() - begun >= patience:
                     raise meaning.error() from problem.__cause__
-                if number == (0 if repeated else QUIET):
+                if number == (0 if repeated else QUIET) and self._throttle.may_tell():
                     _log.warning("%s; trying again for up to %.0f s", meaning, patience)
                 time.sleep(random.uniform(0.05, min(10.0, 0.2 * 2 ** min(number, 8))))
                 number += 1
@@ -370,7 +370,10 @@ class _Runner:
     def run(self, call: Callable[[], Any], lands: bool) -> tuple[Any, BaseException | None]:
         self._calls.put(call)
         try:
-            return self._outcomes.get()  # type: ignore[no-any-return]
+            while True:
+                # A signal that comes just before the wait, or to another thread, does not end it: its handler runs once the time is over.
+                with suppress(Empty):
+                    return self._outcomes.get(timeout=LISTEN)  # type: ignore[no-any-return]
         except BaseException as error:
             self._calls.put(None)  # nobody waits for it any longer
             if lands and not isinstance(error, KeyboardInterrupt):

@@ -130,6 +130,14 @@ class Room:
             os.rename(path + PART, path)
             part.share()
 
+    def replace(self, part: HeldFile, path: str) -> None:
+        """Gives a part file a name that an older one may have, which nobody keeps open for long."""
+        with self.lock():
+            before = os.stat(path).st_size if os.path.exists(path) else 0
+            os.rename(path + PART, path)
+            if before and (account := self._account()) is not None:
+                self._record(_Account(max(account.used - before, 0), account.counted))
+
     # Shrinking
 
     def remove(self, files: Sequence[Entry]) -> list[Entry]:

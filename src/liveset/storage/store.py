@@ -20,10 +20,10 @@ __all__ = [
     "HEAD",
     "PRIVATE",
     "VERSIONS",
+    "Ask",
     "Buffer",
     "Entry",
     "Head",
-    "Keep",
     "Sink",
     "Store",
     "Swap",
@@ -111,8 +111,8 @@ class Sink(Protocol):
         """Puts bytes at a place of the file; from any thread, and in any order."""
 
 
-Keep: TypeAlias = Callable[[int, str, Callable[[Sink], None]], bytes]
-"""Gives the bytes of a file by its size and its tag, and has them fetched unless a process of this machine has them."""
+Ask: TypeAlias = "Callable[[Head | None], Head | None]"
+"""Asks a store for the head as it is now, given the one that is known: the same object where that is still the head."""
 
 
 class Store(Protocol):

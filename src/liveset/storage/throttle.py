@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 __all__ = ["Flight", "Throttle", "add_told", "throttle_of", "throttled_requests"]
 
+_TELL = 10.0
+"""Seconds until anybody is told again that a store does not answer."""
 _GROWTH = 4.0
 """By how many requests the limit rises in a second, where answers take that long, beside one for each round of them."""
 
@@ -38,6 +40,7 @@ class Throttle:
         self.refused = 0
         """How many answers said that the store is too busy."""
         self._most, self._falls, self._rose = 0, 0, 0.0
+        self._told = -math.inf
 
     @contextmanager
     def flight(self) -> Iterator[Flight]:
@@ -59,6 +62,14 @@ class Throttle:
                     self._rise()
                 self.flying -= 1
                 self._changed.notify_all()
+
+    def may_tell(self) -> bool:
+        """Whether it is time to tell that the store does not answer, which counts as told then."""
+        with self._changed:
+            now = time.monotonic()
+            if due := now - self._told >= _TELL:
+                self._told = now
+            return due
 
     def _fall(self, falls: int) -> None:
         self.refused += 1
