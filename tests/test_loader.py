@@ -484,6 +484,26 @@ def test_counts_and_lengths_tell_the_truth_after_edits(tmp_path: Path) -> None:
         check_grid(path, 30, world, workers, batch, drop_last, shuffle)
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.filterwarnings("ignore:drop_last=False")
+@pytest.mark.parametrize("total", range(1, 102))
+def test_counts_and_lengths_tell_the_truth_in_the_whole_grid(total: int, tmp_path: Path) -> None:
+    """Every third dataset as it was made, every third grown by an append, and every third edited as well."""
+    path, made = tmp_path / "ds", total if total % 3 == 0 else (total + 1) // 2
+    liveset.optimize(row, range(made), path, num_workers=1, chunk_size=1 + total % 13, key_fn="id")
+    if made < total:
+        liveset.optimize(row, range(made, total), path, num_workers=1, chunk_size=1 + total % 5, key_fn="id", mode="append")
+    if total % 3 == 2:
+        first, last = 0, total - 1
+        with liveset.dataset_update(path) as update:
+            update[f"k{first}"], update[f"k{last}"] = {"i": last, "id": f"k{first}"}, {"i": first, "id": f"k{last}"}
+            update.commit()
+    choices = product(range(1, 5), range(4), range(1, 9), [None, True, False], [True, False])
+    for world, workers, batch, drop_last, shuffle in choices:
+        check_grid(path, total, world, workers, batch, drop_last, shuffle)
+
+
 def test_two_processes_with_a_process_group(ten: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = """
