@@ -81,3 +81,49 @@ def test_no_worker_fetches_ahead_what_only_another_one_reads(place: Place, done:
         part = parts[number % 2]
         assert {chunk for chunk, _ in task.places} <= part
         assert task.ahead == tuple(range(task.places[-1][0], max(part) + 1))
+
+
+def mixed(kind: str, place: Place) -> Any:
+    parts = [liveset.StreamingDataset(place, shuffle=True, seed=seed) for seed in (1, 2)]
+    if kind == "parallel":
+        return liveset.ParallelStreamingDataset(parts)
+    return liveset.CombinedStreamingDataset(parts, batching_method=kind)  # type: ignore[arg-type]
+
+
+def chunks_of(kind: str, task: Any, member: int) -> list[int]:
+    """The chunks of one of the datasets that a task reads, in this order."""
+    if kind == "parallel":
+        return [int(chunk) for _, rows in task.places for chunk in rows[:, 2 + 2 * member]]
+    return [number & 0xFFFF for number, _ in task.places if number >> 32 == member]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["stratified", "per_stream", "parallel"])
+def test_mixtures_tell_of_the_next_chunks_of_each_dataset(place: Place, kind: str, workers: int) -> None:
+    loader = LightLoader(mixed(kind, place), batch_size=5, num_workers=workers)
+    tasks = list(loader._begin().tasks(deque()))
+    assert len(tasks) == len(loader)
+    for first in range(max(workers, 1)):
+        mine = tasks[first :: max(workers, 1)]
+        for member in range(2):
+            told: set[int] = set()
+            read: set[int] = set()
+            for task in mine:
+                now = chunks_of(kind, task, member)
+                if read and now:
+                    assert set(now) - read <= told, "a chunk that nobody was told of"
+                read.update(now)
+                told.update(number & 0xFFFF for number in task.ahead if number >> 32 == member)
+            assert len(read) > 2
+            assert told <= read
+
+
+@pytest.mark.parametrize("kind", ["stratified", "parallel"])
+def test_loops_over_mixtures_fetch_ahead(place: Place, kind: str) -> None:
+    mix = mixed(kind, place)
+    samples = iter(mix)
+    for _ in range(3):
+        next(samples)
+    for dataset in mix.datasets:
+        assert len(dataset._chunks._next) == 7
+        assert dataset._chunks._coming or len(dataset._chunks._open) > 1

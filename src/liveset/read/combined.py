@@ -12,14 +12,11 @@ from liveset.format.chunk import Chunk
 from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Rules, Run
 from liveset.read.mixing import MixRules
-from liveset.read.mixture import Mixture
+from liveset.read.mixture import CHUNK, CHUNKS, Mixture
 from liveset.read.options import transformed
 from liveset.read.picked import Layout
 
 BatchingMethod = Literal["stratified", "per_stream"]
-
-_CHUNKS = 32
-_CHUNK = (1 << _CHUNKS) - 1
 
 
 class CombinedStreamingDataset(Mixture):
@@ -103,15 +100,18 @@ class CombinedStreamingDataset(Mixture):
         places = []
         for region, offsets in runs:
             chunk, where = layout.place(region, offsets)
-            own = slots[chunk >> _CHUNKS]
-            places.append((chunk, where if own is None else own[chunk & _CHUNK][where].astype(np.int64)))
+            own = slots[chunk >> CHUNKS]
+            places.append((chunk, where if own is None else own[chunk & CHUNK][where].astype(np.int64)))
         return places
+
+    def ends(self, places: Sequence[Run]) -> list[int]:
+        return list({number >> CHUNKS: number for number, _ in places}.values())
 
     def _number_regions(self) -> tuple[Any, ...]:
         """Return the regions of all datasets, and numbered through, with chunks that are numbered through too."""
         of_each = [dataset.layout for dataset in self.datasets]
         regions = [
-            region._replace(chunk=number << _CHUNKS | region.chunk) for number, layout in enumerate(of_each) for region in layout.regions
+            region._replace(chunk=number << CHUNKS | region.chunk) for number, layout in enumerate(of_each) for region in layout.regions
         ]
         return [layout.regions for layout in of_each], Layout(regions, None), [layout.slots for layout in of_each]
 
@@ -121,15 +121,15 @@ class CombinedStreamingDataset(Mixture):
         return first.batch_decoder(collate) if alike else super().batch_decoder(collate)
 
     def chunk(self, number: int) -> Chunk | _Transformed:
-        dataset = self.datasets[number >> _CHUNKS]
-        chunk = dataset.chunk(number & _CHUNK)
+        dataset = self.datasets[number >> CHUNKS]
+        chunk = dataset.chunk(number & CHUNK)
         return _Transformed(chunk, dataset.transforms) if dataset.transforms else chunk
 
     def sample_size(self, number: int) -> float:
-        return self.datasets[number >> _CHUNKS].sample_size(number & _CHUNK)
+        return self.datasets[number >> CHUNKS].sample_size(number & CHUNK)
 
     def describe_place(self, number: int, slot: int) -> tuple[int, str | int | None, str]:
-        return self.datasets[number >> _CHUNKS].describe_place(number & _CHUNK, slot)
+        return self.datasets[number >> CHUNKS].describe_place(number & CHUNK, slot)
 
     def _settings(self, rules: MixRules) -> dict[str, Any]:
         return {

@@ -155,24 +155,31 @@ class _MixedGrid:
         return map(self._runs, self._numbers(rank, done))
 
     def streams(self, rank: int) -> list[list[int]]:
-        """Return nothing: datasets take turns, so that no region is followed by one other."""
-        return []
+        """Return the regions that each worker of a rank reads, dataset by dataset; nothing where datasets are begun again."""
+        if self._rules.length is not None:
+            return []
+        firsts = accumulate((member.regions for member in self._members), initial=0)
+        found: list[list[int]] = [[] for _ in range(self._workers)]
+        for member, first in zip(self._members, firsts, strict=False):
+            for stream, regions in zip(found, member.streams(rank), strict=True):
+                stream += [first + region for region in regions]
+        return found
 
     def turns(self, rank: int, done: int) -> Iterator[int]:
-        """Yield nothing, as there are no streams."""
-        return iter(())
-
-    def _numbers(self, rank: int, done: int) -> Iterator[Numbers]:
-        blends = self._of_rank(rank)
-        counts = [blend.count for blend in blends]
+        counts = [blend.count for blend in self._of_rank(rank)]
         given = taken(counts, done)
-        streams = [blend.batches(begin) for blend, begin in zip(blends, given, strict=True)]
         for turn in count(min(given)):
             if turn >= max(counts):
                 return
-            for stream, begin, stop in zip(streams, given, counts, strict=True):
+            for worker, (begin, stop) in enumerate(zip(given, counts, strict=True)):
                 if begin <= turn < stop:
-                    yield next(stream)
+                    yield worker
+
+    def _numbers(self, rank: int, done: int) -> Iterator[Numbers]:
+        blends = self._of_rank(rank)
+        given = taken([blend.count for blend in blends], done)
+        streams = [blend.batches(begin) for blend, begin in zip(blends, given, strict=True)]
+        return (next(streams[worker]) for worker in self.turns(rank, done))
 
     def rest(self, done: int) -> Numbers:
         """Return the samples that are left when each rank has read so many batches, in the order of all ranks together."""
@@ -196,7 +203,11 @@ class _Member:
         self._sizes, self._rules, self._stretch, self._base = sizes, rules, stretch, base
         self._grid = FirstGrid(sizes, rules, stretch)
         self._cycles: dict[int, FirstGrid] = {}
-        self.total = sum(sizes)
+        self.total, self.regions = sum(sizes), len(sizes)
+
+    def streams(self, rank: int) -> list[list[int]]:
+        """Return the regions that each worker of a rank reads in this epoch, in their order."""
+        return self._grid.streams(rank)
 
     def of_rank(self, rank: int) -> int:
         return sum(self._grid.counts_of(rank))

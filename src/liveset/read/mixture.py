@@ -7,6 +7,7 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby, pairwise
 from typing import Any, Self
 
 from liveset.errors import StateMismatch
@@ -20,6 +21,10 @@ from liveset.read.plan import Grid
 from liveset.read.resumable import Resumable
 from liveset.read.state import Progress, next_stretches, to_state
 from liveset.read.training import Training
+
+# Chunks of all datasets together: the number of the dataset, before so many bits of the number of the chunk in it.
+CHUNKS = 32
+CHUNK = (1 << CHUNKS) - 1
 
 
 class Mixture(Resumable, ABC):
@@ -137,8 +142,24 @@ class Mixture(Resumable, ABC):
         return self._seen
 
     def following(self, epoch: MixedEpoch, rank: int) -> list[dict[int, int]]:
-        """Return nothing: datasets take turns, so that no chunk is followed by one other."""
-        return []
+        """Return for each worker and chunk which one it reads after that of the same dataset, where chunks are worth fetching ahead."""
+        return [{a: b for a, b in pairwise(chain) if a >> CHUNKS == b >> CHUNKS} for chain in self.chains(epoch, rank)]
+
+    def chains(self, epoch: MixedEpoch, rank: int) -> list[list[int]]:
+        """Return the chunks that each worker of a rank reads, dataset by dataset, where they are worth fetching ahead."""
+        if not any(dataset.remote for dataset in self.datasets):
+            return []
+        chunks = [number << CHUNKS | region.chunk for number, each in enumerate(self.datasets) for region in each.layout.regions]
+        return [[chunks[region] for region in stream] for stream in epoch.streams(rank)]
+
+    def expect(self, numbers: Sequence[int]) -> None:
+        """Tell which chunks will be read next: those of each dataset in their order."""
+        for number, each in groupby(numbers, key=lambda chunk: chunk >> CHUNKS):
+            self.datasets[number].expect([chunk & CHUNK for chunk in each])
+
+    @abstractmethod
+    def ends(self, places: Sequence[Run]) -> list[int]:
+        """Return the last chunk of each dataset that these places lead to."""
 
     def agree(self, agreement: Agreement, epoch: int) -> None:
         """Move all datasets to the versions that rank 0 reads in this epoch of its loader."""
@@ -321,6 +342,7 @@ class MixedSamples(Iterator[Any]):
     def _read(self, batches: Iterator[list[Run]], skip: int = 0) -> Iterator[Any]:
         mixture = self._mixture
         now = mixture.as_of_now()
+        now.expect(self._chain(now))
         for runs in batches:
             for number, slots in now.places(runs):
                 if skip >= len(slots):
@@ -329,6 +351,13 @@ class MixedSamples(Iterator[Any]):
                 yield from map(now.chunk(number).read, slots[skip:].tolist())
                 skip = 0
         mixture.set_epoch(mixture.current_epoch + 1)
+
+    def _chain(self, now: Mixture) -> list[int]:
+        grid = self._grid
+        if self._count is None:
+            return []
+        chains = now.chains(now.epoch(self._rules, (self._stretch(),)), grid.rank)
+        return chains[grid.worker] if chains else []
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the pass is.

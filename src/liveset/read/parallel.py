@@ -15,7 +15,7 @@ import xxhash
 from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Rules, Run
 from liveset.read.mixing import ROW, MixRules
-from liveset.read.mixture import Mixture
+from liveset.read.mixture import CHUNKS, Mixture
 from liveset.read.options import transformed
 from liveset.read.plan import Offsets
 
@@ -105,6 +105,10 @@ class ParallelStreamingDataset(Mixture):
         if slots is not None:
             places = np.array([slots[chunk][place] for chunk, place in zip(found.tolist(), places.tolist(), strict=True)], np.int64)
         return np.stack([found, places], axis=1)
+
+    def ends(self, places: Sequence[Run]) -> list[int]:
+        last = places[-1][1][-1, ROW::2].tolist()
+        return [number << CHUNKS | chunk for number, chunk in enumerate(last)]
 
     def chunk(self, number: int) -> _Rows:
         return _Rows(self)

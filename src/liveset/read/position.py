@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from liveset.read.epoch import Epoch
@@ -61,7 +61,7 @@ class Position:
         for runs in self.epoch.batches(self.rank):
             places = dataset.places(runs)
             sizes.append(size_of(dataset, places))
-            yield Task(places, _chain(following[next(turns)], places[-1][0]) if following else ())
+            yield Task(places, _chains(following[next(turns)], dataset.ends(places)) if following else ())
 
 
 def size_of(dataset: Training, places: list[Any]) -> float:
@@ -69,8 +69,12 @@ def size_of(dataset: Training, places: list[Any]) -> float:
     return sum(dataset.sample_size(chunk) * len(slots) for chunk, slots in places)
 
 
-def _chain(following: Mapping[int, int], chunk: int) -> tuple[int, ...]:
-    found = [chunk]
-    while (after := following.get(found[-1])) is not None and len(found) < AHEAD:
-        found.append(after)
+def _chains(following: Mapping[int, int], ends: Iterable[int]) -> tuple[int, ...]:
+    found = []
+    for chunk in ends:
+        found.append(chunk)
+        for _ in range(AHEAD - 1):
+            if (after := following.get(found[-1])) is None:
+                break
+            found.append(after)
     return tuple(found)

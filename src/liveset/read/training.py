@@ -204,6 +204,16 @@ class Training(Opened, Resumable):
             samples = list(map(transform, samples))
         return samples
 
+    @property
+    def remote(self) -> bool:
+        """Whether chunks are fetched from afar."""
+        return self._snapshot.store.remote
+
+    @staticmethod
+    def ends(places: Sequence[Run]) -> list[int]:
+        """Return the chunk that these places end in."""
+        return [places[-1][0]]
+
     def expect(self, numbers: Sequence[int]) -> None:
         """Tell which chunks will be read next."""
         if self._chunks is not None:
