@@ -13,6 +13,7 @@ from liveset.read.lightloader import StreamingDataLoader as LightLoader
 from liveset.storage import Place
 from tests.support.remote import place_at
 from tests.support.services import RemoteFolder
+from tests.support.stub_server import StubServer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -127,3 +128,17 @@ def test_loops_over_mixtures_fetch_ahead(place: Place, kind: str) -> None:
     for dataset in mix.datasets:
         assert len(dataset._chunks._next) == 7
         assert dataset._chunks._coming or len(dataset._chunks._open) > 1
+
+
+def test_a_joined_sample_fetches_no_whole_chunk() -> None:
+    with StubServer() as server:
+        parts = [place_at(server.root / name) for name in ("base", "side")]
+        for name, part in zip(("a", "b"), parts, strict=True):
+            rows = [{"id": f"k{i}", name: bytes([i]) * 200_000} for i in range(40)]
+            liveset.optimize(rows.__getitem__, range(40), part, chunk_size=20, key_fn="id", num_workers=1, verbose=False)
+        joined = liveset.JoinedStreamingDataset(*map(liveset.StreamingDataset, parts))
+        server.forget()
+        assert (joined["k7"]["a"][:1], joined["k7"]["b"][:1]) == (b"\x07", b"\x07")
+        read = [request.range for request in server.requests if request.name.endswith(".bin")]
+        assert read
+        assert all(read), "a whole chunk was fetched"

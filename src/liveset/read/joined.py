@@ -49,10 +49,10 @@ class _Side:
     combine: Callable[[Any, Any], Any] | None
     missing: Missing
 
-    def join(self, sample: Any, place: _Place) -> Any:
+    def join(self, sample: Any, place: _Place, *, whole: bool = True) -> Any:
         other = None
         if place is not None:
-            other = transformed(self.dataset.chunk(place[0]).read(place[1]), self.dataset.transforms)
+            other = transformed(self.dataset.chunk(place[0], whole=whole).read(place[1]), self.dataset.transforms)
         return self.put_together(sample, other)
 
     def put_together(self, sample: Any, other: Any) -> Any:
@@ -159,9 +159,9 @@ class JoinedStreamingDataset(StreamingDataset):
         slots = self._picked.slots(snapshot) if self._picked is not None else None
         return _kept(Layout(super()._choose(snapshot), slots), snapshot, self._sides)
 
-    def chunk(self, number: int) -> Chunk:
+    def chunk(self, number: int, *, whole: bool = True) -> Chunk:
         chunks: Any = self._chunks
-        matched: Chunk = chunks.matched(number)
+        matched: Chunk = chunks.matched(number) if whole else chunks[number]
         return matched
 
     def refresh(self) -> bool:
@@ -291,7 +291,7 @@ class _JoinedChunks:
         return None
 
     def __getitem__(self, number: int) -> Chunk:
-        return _JoinedChunk(self.inner[number], self._side, lambda slot: self._find([(number, slot)])[0])
+        return _JoinedChunk(self.inner[number], self._side, lambda slot: self._find([(number, slot)])[0], whole=False)
 
     def whole(self, number: int) -> Chunk:
         return _JoinedChunk(self.inner.whole(number), self._side, self._places(number).__getitem__)
@@ -327,9 +327,10 @@ class _JoinedChunk:
     chunk: Chunk
     side: _Side
     find: Callable[[int], _Place]
+    whole: bool = True
 
     def read(self, slot: int) -> Any:
-        return self.side.join(self.chunk.read(slot), self.find(slot))
+        return self.side.join(self.chunk.read(slot), self.find(slot), whole=self.whole)
 
     def iterate(self, start: int, stop: int) -> Iterator[Any]:
         return map(self.side.join, self.chunk.iterate(start, stop), map(self.find, range(start, stop)))

@@ -177,10 +177,10 @@ class Training(Opened, Resumable):
         """The open chunks of the version that is read, as an identity."""
         return self._chunks
 
-    def chunk(self, number: int) -> Chunk:
-        """Return the open chunk with a number."""
+    def chunk(self, number: int, *, whole: bool = True) -> Chunk:
+        """Return the open chunk with a number, of which much is going to be read, or (not ``whole``) single samples."""
         assert self._chunks is not None
-        return self._chunks.whole(number)
+        return self._chunks.whole(number) if whole else self._chunks[number]
 
     def following(self, epoch: Epoch, rank: int) -> list[dict[int, int]]:
         """Return for each worker and chunk which one it reads after that, where chunks are worth fetching ahead.
