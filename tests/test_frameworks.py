@@ -112,6 +112,44 @@ def test_an_epoch_that_a_trainer_begins_is_never_an_earlier_one(path: Path, opti
     assert ids(loader) == epochs[2][1:]
 
 
+LIGHTNING_SPAWNED = """
+    import json, sys
+    import lightning, torch
+    import liveset
+
+    class Model(lightning.LightningModule):
+        def __init__(self, out):
+            super().__init__()
+            self.layer, self.out, self.seen = torch.nn.Linear(1, 1), out, []
+
+        def training_step(self, batch, number):
+            self.seen.append((self.current_epoch, batch["i"].tolist()))
+            return self.layer(batch["x"].float()[:, None]).mean()
+
+        def on_train_end(self):
+            with open(f"{self.out}-{self.global_rank}.json", "w") as file:
+                json.dump(self.seen, file)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    if __name__ == "__main__":
+        path, out, workers = sys.argv[1:]
+        ds = liveset.StreamingDataset(path, shuffle=True)
+        loader = liveset.StreamingDataLoader(ds, batch_size=4, num_workers=int(workers))
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+        trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", devices=2, strategy="ddp_spawn", **quiet)
+        trainer.fit(Model(out), loader)
+"""
+
+
+def test_lightning_spawns_ranks_that_share_the_loader_of_the_parent(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("lightning")
+    told = run_spawned(LIGHTNING_SPAWNED, tmp_path, path, tmp_path / "rank", 0)
+    assert told == [[[epoch, batch] for epoch, batches in enumerate(rank) for batch in batches] for rank in of_ranks(path, 0)]
+
+
 def test_a_loader_can_be_sent_to_processes_that_are_spawned(path: Path) -> None:
     pytest.importorskip("torch")
     loader = open_loader(path)
@@ -301,6 +339,60 @@ def test_ranks_of_a_process_group_read_disjoint_samples_and_go_on(tmp_path: Path
         rest.append(ids(loader))
     assert [len(rank) for rank in rest] == [5, 5, 5, 5]
     assert sorted(i for rank in [*rest, whole[0][:2], whole[1][:2]] for batch in rank for i in batch) == list(range(48))
+
+
+SPAWNED = """
+    import json, sys
+    import torch, torch.distributed as dist
+    import liveset
+
+    def train(rank, loader, store, out):
+        assert not dist.is_initialized()
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+        seen = []
+        for epoch in range(2):
+            seen.append([])
+            for batch in loader:
+                dist.all_reduce(torch.tensor(1))
+                seen[-1].append(batch["i"].tolist())
+            assert len(seen[-1]) == len(loader)
+        with open(f"{out}-{rank}.json", "w") as file:
+            json.dump(seen, file)
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        path, store, out, workers = sys.argv[1:]
+        ds = liveset.StreamingDataset(path, shuffle=True)
+        loader = liveset.StreamingDataLoader(ds, batch_size=4, num_workers=int(workers))
+        assert len(loader) == 11  # of one process, so far
+        torch.multiprocessing.spawn(train, (loader, store, out), nprocs=2)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_of_the_parent_is_right_in_processes_that_torch_spawns(path: Path, tmp_path: Path, workers: int) -> None:
+    pytest.importorskip("torch")
+    assert run_spawned(SPAWNED, tmp_path, path, tmp_path / "group", tmp_path / "rank", workers) == of_ranks(path, workers)
+
+
+def of_ranks(path: Path, workers: int) -> list[list[list[list[int]]]]:
+    """What each of two ranks reads in two epochs."""
+    loaders = [open_loader(path, num_workers=workers, rank=rank, world_size=2) for rank in range(2)]
+    epochs = [[ids(loader), ids(loader)] for loader in loaders]
+    for both in zip(*epochs, strict=True):
+        assert len({i for rank in both for batch in rank for i in batch}) == COUNT // (2 * BATCH) * 2 * BATCH
+    return epochs
+
+
+def run_spawned(script: str, folder: Path, *arguments: object) -> list[Any]:
+    """Run a script that starts its ranks itself, and return what they write to ``rank-0.json`` and ``rank-1.json``."""
+    file = folder / "script.py"  # what it spawns imports it
+    file.write_text(textwrap.dedent(script))
+    command = [sys.executable, *map(str, [file, *arguments])]
+    alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    done = subprocess.run(command, env=alone | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
 
 
 def run_ranks(script: str, world: int, *arguments: object) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +111,17 @@ def test_memory_is_flat_where_the_cache_is_small(seaweedfs: Any, tmp_path: Path,
 def test_iterators_that_are_left_leave_nothing(local: Path) -> None:
     """A thousand of them, half read."""
     ds = liveset.StreamingDataset(local, shuffle=True)
-    loaders = [LightLoader(ds, batch_size=64), LightLoader(ds, batch_size=64, num_workers=2)]
+    # Where torch is not installed the last one is light, too.
+    loaders = [
+        LightLoader(ds, batch_size=64),
+        LightLoader(ds, batch_size=64, num_workers=2),
+        liveset.StreamingDataLoader(ds, batch_size=64),
+    ]
 
     def use(times: int) -> tuple[int, int, int]:
         for number in range(times):
             next(iter(ds))
-            next(iter(loaders[number % 2]))
+            next(iter(loaders[number % len(loaders)]))
         gc.collect()
         mapped = sum(str(local) in line for line in Path("/proc/self/maps").read_text().splitlines())
         return threading.active_count(), len(os.listdir("/proc/self/fd")), mapped
@@ -127,3 +133,21 @@ def test_iterators_that_are_left_leave_nothing(local: Path) -> None:
     assert told[0] <= threads + 2
     assert told[1] <= files + 2
     assert told[2] <= mapped
+
+
+@pytest.mark.parametrize("source", ["ds", "light(ds, num_workers=2)", "loader(ds)", "loader(ds, num_workers=2)"])
+def test_a_script_that_takes_one_sample_ends_soon(local: Path, source: str) -> None:
+    script = f"""
+import sys, time, liveset
+from liveset import StreamingDataLoader as loader
+from liveset.read.lightloader import StreamingDataLoader as light
+
+ds = liveset.StreamingDataset(sys.argv[1])
+it = iter({source})
+next(it)
+print(time.monotonic())
+"""
+    done = subprocess.run([sys.executable, "-c", script, local], capture_output=True, text=True, timeout=100)
+    took = time.monotonic() - float(done.stdout)  # the same clock in all processes
+    assert (done.returncode, done.stderr) == (0, "")
+    assert took < 30, f"{took:.1f} s to end"
