@@ -764,3 +764,10 @@ def test_of_a_remote_dataset_only_the_samples_are_fetched(stub: StubServer, tmp_
     stub.forget()
     assert ids(loader) == [order[at : at + 10] for at in range(0, 180, 10)]
     assert stub.bytes_sent == 0
+
+
+@pytest.mark.parametrize("mask", [[True, False], np.array([True, False])])
+def test_a_mask_is_no_order(tmp_path: Path, mask: Any) -> None:
+    write_dataset(tmp_path / "ds", [{"i": i} for i in range(4)])
+    with pytest.raises(TypeError, match="flatnonzero"):
+        list(liveset.StreamingDataLoader(liveset.StreamingDataset(tmp_path / "ds"), sampler=mask, batch_size=2))

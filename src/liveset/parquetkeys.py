@@ -6,7 +6,6 @@ answer for them. Only a compaction opens them, to see whether some keys are miss
 
 from __future__ import annotations
 
-import io
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -68,9 +67,9 @@ def shards_of(keys: Any, sizes: Sequence[int], count: int) -> Iterator[tuple[int
                 "chunk_offset": pa.array(rows.astype(np.int32)) if len(keys) <= _MOST else pa.nulls(len(rows), pa.int32()),
             }
         ).sort_by("key")
-        sink = io.BytesIO()
+        sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd", row_group_size=ROW_GROUP)
-        yield number, sink.getvalue()
+        yield number, sink.getvalue().to_pybytes()
 
 
 def ordered_keys(tables: Sequence[KeyTable], chunks: Sequence[ChunkRecord], kind: type) -> Any:
@@ -217,7 +216,7 @@ class ParquetKeys:
 
     def ordered(self) -> Any:
         """Return all keys as an Arrow array in the order of the samples."""
-        tables = [shard.read(columns=["key", "index"]) for shard in self._shards]
+        tables = [shard.read(columns=["key", "index"], use_threads=False) for shard in self._shards]
         import pyarrow as pa
 
         positions = np.concatenate([table.column("index").to_numpy() for table in tables])
@@ -248,7 +247,7 @@ class ParquetKeys:
             if (kept := self._groups.get((shard, group))) is not None:
                 self._groups.move_to_end((shard, group))
                 return kept[0], kept[1]
-        table = self._shards[shard].read_row_group(group, columns=["key", "index"])
+        table = self._shards[shard].read_row_group(group, columns=["key", "index"], use_threads=False)
         column = table.column("key").combine_chunks()
         index = np.asarray(table.column("index").to_numpy())
         with self._lock:

@@ -197,11 +197,11 @@ def _parquet(path: Path) -> Iterator[Block]:
     _import_pyarrow(path)
     from pyarrow.parquet import ParquetFile
 
-    with ParquetFile(path) as file:
+    with ParquetFile(path, pre_buffer=False) as file:
         metadata = file.metadata
         size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
         rows = max(1, min(ROWS, metadata.num_rows * SIZE // max(1, size)))
-        yield from _arrow(file.schema_arrow, file.iter_batches(batch_size=rows), str(path))
+        yield from _arrow(file.schema_arrow, file.iter_batches(batch_size=rows, use_threads=False), str(path))
 
 
 def _ipc(path: Path) -> Iterator[Block]:

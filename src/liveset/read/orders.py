@@ -336,6 +336,8 @@ class Places:
 
 
 def _numbers(samples: Sequence[Any]) -> Offsets:
+    if any(type(sample) is bool for sample in samples):
+        raise TypeError("an order has positions or keys, and True and False are neither: of a mask, give numpy.flatnonzero(mask).")
     try:
         return np.array(array("q", samples), np.int64)
     except (TypeError, OverflowError):

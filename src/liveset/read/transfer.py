@@ -348,7 +348,8 @@ class _File:
         self._sent: Any = None
         with suppress(OSError):
             os.listdir(f"/proc/{os.getppid()}/fd")  # what this process may see of another one, that one may see of this
-            self._kept, self._sent = os.dup(file), os.getpid()
+            if os.readlink("/proc/self") == str(os.getpid()):  # /proc may be that of other numbers than those of this container
+                self._kept, self._sent = os.dup(file), os.getpid()
         if self._sent is None:
             self._sent = DupFd(file)
 

@@ -239,7 +239,7 @@ class _File:
             text = f"{self._name} can only be searched with pyarrow: pip install 'liveset[keys]'"
             raise MissingDependency(text, package="pyarrow") from error
         try:
-            table = pq.ParquetFile(pa.BufferReader(self._data)).read()
+            table = pq.ParquetFile(pa.BufferReader(self._data)).read(use_threads=False)
         except (pa.ArrowException, OSError):
             yield from self._anywhere(self._data)
             return
