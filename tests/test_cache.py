@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,8 +102,13 @@ def held(root: Path) -> int:
 
 
 def is_cached(view: memoryview) -> bool:
-    """A map of a file cannot be written; what is kept in memory was."""
-    return isinstance(view.obj, mmap.mmap) and memoryview(view.obj).readonly
+    """Whether it is a map of a file that has a name."""
+    address = np.frombuffer(view, np.uint8).ctypes.data
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, stop = (int(end, 16) for end in line.split()[0].split("-"))
+        if start <= address < stop:
+            return line.split(maxsplit=5)[5:] != [] and not line.split(maxsplit=5)[5].startswith(("/memfd:", "/dev/zero", "["))
+    raise AssertionError("mapped nowhere")
 
 
 def fresh() -> tuple[str, int, str, str]:

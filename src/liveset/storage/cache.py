@@ -26,7 +26,7 @@ from liveset.format import codec
 from liveset.format.config import parse_size
 from liveset.storage.held import HeldFile, Unusable, before_boot, in_use, usable
 from liveset.storage.room import PART, Entry, Room, folder_name
-from liveset.storage.sink import DiskSink, Download, MemorySink, fetched, matches
+from liveset.storage.sink import DiskSink, Download, fetched, fetched_in_memory, matches
 from liveset.storage.store import HEAD, Ask, Head
 
 __all__ = ["CacheInfo", "ChunkCache", "Cleared", "Download", "PlaceInfo", "cache_root", "check_limit", "check_root", "parse_limit"]
@@ -176,7 +176,7 @@ class ChunkCache:
             return self._open(_bare(place_url), name, size, check, edition, download, verify)
         except Unusable as error:
             _tell_once(name, error)
-        return fetched(lambda: MemorySink(size), name, size, check, download)
+        return fetched_in_memory(name, size, check, download)
 
     def peek(self, place_url: str, name: str, size: int, check: str, edition: str) -> memoryview | None:
         """The same view of a file that is cached; None if it is not."""

@@ -16,7 +16,7 @@ from liveset.errors import StorageError, UnsafeStore
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["HeldFile", "Unusable", "before_boot", "in_use", "reason", "remove_unused", "usable"]
+__all__ = ["HeldFile", "MemoryFile", "Unusable", "before_boot", "in_use", "reason", "remove_unused", "usable"]
 
 
 class Unusable(Exception):
@@ -88,6 +88,18 @@ class HeldFile:
 
     def map(self) -> memoryview:
         return memoryview(mmap.mmap(self.fd, 0, access=mmap.ACCESS_READ))
+
+
+class MemoryFile(HeldFile):
+    """A file of Linux that is on no disk: filling it costs half as much as filling memory, whose pages are cleared first."""
+
+    def __init__(self) -> None:
+        self.fd = -1
+        with usable():
+            self.fd = os.memfd_create("liveset")
+
+    def __del__(self) -> None:
+        self.close()
 
 
 _opened: set[HeldFile] = set()

@@ -15,7 +15,7 @@ from liveset.errors import Corrupt, DatasetError, NotFound, StorageError, Unsafe
 from liveset.storage.clients import connect
 from liveset.storage.location import Location
 from liveset.storage.requests import CREATE, Requests
-from liveset.storage.sink import MemorySink, fetched
+from liveset.storage.sink import fetched_in_memory
 from liveset.storage.store import (
     HEAD,
     PRIVATE,
@@ -127,7 +127,7 @@ class RemoteStore:
     def map(self, name: str, size: int, content: str = "", *, fresh: bool = False) -> memoryview:
         """The whole file, in memory; ``Corrupt`` when it is shorter than ``size`` bytes."""
         download = partial(self.download, name, size=size)
-        return fetched(lambda: MemorySink(size), self._path(name), size, checksum_in(content), download)
+        return fetched_in_memory(self._path(name), size, checksum_in(content), download)
 
     def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
         """None: nothing is kept here."""

@@ -37,6 +37,8 @@ CREATE = "create"
 """The condition that no object has the key yet."""
 PART = 8 << 20
 """Bytes asked for at once of an object that is fetched whole, and put at once of a large one."""
+PIECE = 64 << 10
+"""Bytes that are written at once of what comes: more of them would first be joined in memory that is new each time."""
 TIMEOUT = 60.0
 """How long the client waits for the answer to a request, with its body."""
 UPLOAD_TIMEOUT = 240.0
@@ -203,7 +205,7 @@ class DirectRequests:
 
         def go_on(store: Any) -> None:
             nonlocal at
-            for part in obstore.get(store, key, options={"range": {"offset": at}} if at else None).stream(min_chunk_size=1 << 20):
+            for part in obstore.get(store, key, options={"range": {"offset": at}} if at else None).stream(min_chunk_size=PIECE):
                 sink.write(part, at)
                 at += len(part)
 

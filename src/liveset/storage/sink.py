@@ -8,14 +8,15 @@ import os
 import threading
 from collections.abc import Callable
 
-from liveset.errors import Corrupt, UnsupportedFormat
+from liveset.errors import Corrupt, StorageError, UnsupportedFormat
 from liveset.format import codec
-from liveset.storage.held import HeldFile, Unusable, reason, usable
+from liveset.storage.held import HeldFile, MemoryFile, Unusable, reason, usable
 from liveset.storage.store import Buffer, Sink
 
-__all__ = ["DiskSink", "Download", "MemorySink", "fetched", "matches", "resize"]
+__all__ = ["DiskSink", "Download", "MemorySink", "fetched", "fetched_in_memory", "matches", "resize"]
 
 _STEP = 8_000_000  # bytes by which a file of unknown size grows at most, beyond what is there
+_SMALL = 100_000  # bytes of a file that is not worth a descriptor
 
 _log = logging.getLogger("liveset")
 
@@ -151,6 +152,15 @@ def fetched(new: Callable[[], DiskSink | MemorySink], name: str, size: int, chec
             wrong = f"{sink.arrived():,} of {size:,} bytes came"
         _log.warning("%s did not arrive as it should: %s.", name, wrong)
     raise Corrupt(f"{name} is damaged where it is stored: {wrong}, also when it was fetched again.", file=name)
+
+
+def fetched_in_memory(name: str, size: int, check: str, download: Download) -> memoryview:
+    """Fetches a file into memory, twice if what comes is wrong; raises as ``fetched``, and ``StorageError`` where memory is short."""
+    small = size < _SMALL or not hasattr(os, "memfd_create")
+    try:
+        return fetched(lambda: MemorySink(size) if small else DiskSink(MemoryFile(), size, resize), name, size, check, download)
+    except Unusable as error:
+        raise StorageError(f"cannot keep {name} in memory ({size:,} bytes): {error}", file=name) from error
 
 
 def matches(view: memoryview, check: str) -> bool:
