@@ -373,6 +373,11 @@ def table(folder: Path, kind: str, peers: list[str], workers: list[int], turns: 
         print(f"  state_dict() after each batch: {told[0]}, {told[1]} of the loop", flush=True)
 
 
+def _has_torchvision() -> bool:
+    """Tell whether litData can decode images."""
+    return subprocess.run([_LITDATA, "-c", "import torchvision"], check=False, capture_output=True).returncode == 0
+
+
 def main() -> None:
     """Measure and print, or do one job."""
     parser = argparse.ArgumentParser(prog="benchmarks.loader", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -393,6 +398,7 @@ def main() -> None:
         print(json.dumps(_work(given.job, given.dir, given.kinds, given.peers, workers[0], given.count)))
         return
     missing = {peer for peer, python in (("litdata", _LITDATA), ("mosaic", _MOSAIC)) if not python.exists()}
+    undecoded = {"litdata"} if "litdata" not in missing and not _has_torchvision() else set()
     peers = ["ours", *(peer for peer in given.peers.split(",") if peer != "ours" and peer not in missing)]
     turns = 2 if given.quick else given.rounds
     print(f"{os.cpu_count()} cores, medians of {turns} rounds", f"| left out: {', '.join(sorted(missing))}" if missing else "", flush=True)
@@ -403,7 +409,7 @@ def main() -> None:
             count = KINDS[kind].quick if given.quick else KINDS[kind].count
             for peer in {"ours", "mosaic"} & set(peers):
                 run("write", folder, kind, peer, 0, count)
-            table(folder, kind, peers, workers, turns)
+            table(folder, kind, [peer for peer in peers if kind != "jpeg" or peer not in undecoded], workers, turns)
             shutil.rmtree(folder)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import liveset
 import liveset.format.batch as batch_module
-from liveset.errors import CollateError, MissingDependency
+from liveset.errors import CollateError, Corrupt, MissingDependency
 from liveset.format.batch import BatchDecoder, Part, part_of
 from liveset.format.chunk import ArrowSamples, pack_classic
 from liveset.format.collate import collate, to_tensors
@@ -536,8 +536,42 @@ def test_any_byte_but_zero_is_true() -> None:
     assert like(BatchDecoder(schema).decode([part]), {"b": np.array([True, False])})
 
 
-def test_images_are_stacked() -> None:
-    pytest.importorskip("PIL")
-    schema, items = encoded([{"image": png(i)} for i in range(3)])
-    batch = BatchDecoder(schema).decode([(*chunk_of(items), np.arange(3))])
-    assert tuple(batch["image"].shape) == (3, 3, 2, 3)
+def pictures(kind: str, count: int = 5, size: tuple[int, int] = (9, 7)) -> list[Any]:
+    pillow = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(0).integers(0, 256, (count, size[1], size[0], 3), np.uint8)
+    made = [pillow.fromarray(each) for each in pixels]
+    if kind == "png":
+        return [liveset.Image(image=each, format="png") for each in made]
+    if kind == "grey":
+        return [liveset.Image(image=each.convert("L"), format="png") for each in made]
+    if kind == "deep":
+        return [liveset.Image(image=pillow.fromarray(each[:, :, 0].astype(np.uint16) * 257), format="png") for each in pixels]
+    return [liveset.Jpeg(image=each.convert("CMYK") if kind == "cmyk" else each, quality=90) for each in made]
+
+
+@pytest.mark.parametrize("kind", ["png", "grey", "deep", "jpeg", "cmyk"])
+@pytest.mark.parametrize("order", [None, [3, 0, 4, 1, 2]])
+def test_images_are_decoded_where_they_stand_in_the_batch(kind: str, order: list[int] | None) -> None:
+    schema, items = encoded([{"id": i, "image": each} for i, each in enumerate(pictures(kind))])
+    first, second = chunk_of(items[:2]), chunk_of(items[2:])
+    places = None if order is None else np.array(order)
+    batch = BatchDecoder(schema).decode([(*first, np.arange(2)), (*second, np.arange(3))], places)
+    assert tuple(batch["image"].shape) == (5, 3, 7, 9)
+    for place, sample in zip(order or range(5), decoded(schema, items), strict=True):
+        assert batch["id"][place] == sample["id"]
+        assert np.array_equal(batch["image"][place], sample["image"])
+        assert type(batch["image"]) is type(sample["image"])
+    batch["image"][:] = 0  # its own memory
+
+
+def test_images_of_different_sizes_are_no_batch() -> None:
+    schema, items = encoded([{"image": each} for each in [*pictures("png", 2), *pictures("png", 1, (3, 4))]])
+    with pytest.raises(CollateError, match=r"\[3, 4, 3\]|different shapes"):
+        BatchDecoder(schema).decode([(*chunk_of(items), np.arange(3))])
+
+
+def test_a_damaged_image_is_an_error_of_the_batch() -> None:
+    schema, items = encoded([{"image": each} for each in pictures("jpeg", 3)])
+    items[1] = items[1][: len(items[1]) // 3] + bytes(len(items[1]) - len(items[1]) // 3)
+    with pytest.raises(Corrupt):
+        BatchDecoder(schema, strict=False).decode([(*chunk_of(items), np.arange(3))])

@@ -139,11 +139,11 @@ def die(sample):
     return sample
 try:
     deque(liveset.StreamingDataLoader(liveset.StreamingDataset({str(path)!r}, transform=die), batch_size=2, num_workers=1), maxlen=1)
-except (RuntimeError, ConnectionError) as error:
+except RuntimeError as error:
     print(type(error).__name__, error)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert re.search("worker|Connection", done.stdout + done.stderr), done
+    assert re.search("RuntimeError.*worker", done.stdout + done.stderr), done
 
 
 def test_other_types_pass_unchanged(path: Path) -> None:

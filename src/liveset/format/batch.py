@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from liveset.format import collate as _collate
+from liveset.format import media
 from liveset.format.chunk import ArrowSamples, Buffer, Chunk, ClassicChunk, FramedChunk, SampleCompressedChunk
 from liveset.format.dtypes import import_torch, numpy_dtype, torch_dtype
 from liveset.format.leaves import FIXED_SIZES, LeafCode
@@ -153,7 +154,9 @@ class BatchDecoder:
             custom = node.format in serializers or node.format.partition(":")[0] in serializers
             self.copies &= not custom and (node.format in ("str", "bytes") or _form_of(node.format, code) is not None)
             in_sequence = parent is not None and parent.kind not in MAPPING_KINDS
-            self._columns.append(_Column(number, None if custom else _form_of(node.format, code), compile_leaf_decoder(code), in_sequence))
+            form_of = None if custom else _form_of(node.format, code)
+            picture = not custom and media.is_picture(node.format)
+            self._columns.append(_Column(number, form_of, compile_leaf_decoder(code), in_sequence, picture))
             return node
         kept = []
         for step, child in zip(node.keys if node.keys is not None else range(len(node.children)), node.children, strict=True):
@@ -188,6 +191,9 @@ class BatchDecoder:
                 columns.append(form.finish(array) if form.finish else array)
                 continue
             starts = base + at
+            if column.picture and (pictures := media.decode_pictures(rows.files(starts, starts + size), rows.count)) is not None:
+                columns.append(pictures)
+                continue
             values = rows.values(column.decode, starts, starts + size)
             # Transposing sequences, as default_collate does, makes tuples of their items.
             columns.append(self._collate(tuple(values) if column.in_sequence else values))
@@ -242,6 +248,7 @@ class _Column:
     form_of: FormOf | None
     decode: DecodeLeaves
     in_sequence: bool
+    picture: bool
 
 
 _BYTE = np.dtype("u1")
@@ -411,6 +418,13 @@ class _Rows:
         for row, value in zip(self._order.tolist(), found, strict=True):
             out[row] = value
         return out
+
+    def files(self, starts: Array, ends: Array) -> Iterator[tuple[int, bytes]]:
+        """Return the bytes that stand between the bounds, with their places in the batch."""
+        order = range(self.count) if self._order is None else self._order.tolist()
+        for buffer, here in self._buffers:
+            for row, start, end in zip(order[here], starts[here].tolist(), ends[here].tolist(), strict=True):
+                yield row, bytes(buffer[start:end])
 
     def _arrange(self, array: Array) -> Array:
         if self._order is None:

@@ -267,8 +267,8 @@ def split_blobs(data: bytes) -> list[bytes]:
     return blobs
 
 
-def decode(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return image file bytes as uint8 RGB of channels x height x width (owned memory)."""
+def decode(data: bytes, into: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
+    """Return image file bytes as uint8 RGB of channels x height x width: in ``into`` if it has that shape, else in memory of its own."""
     try:
         from PIL import Image
     except ImportError:
@@ -276,14 +276,19 @@ def decode(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
     try:
         image: Any = Image.open(io.BytesIO(data))
         if image.mode.startswith("I;16"):  # convert() would clip 16-bit grey instead of scaling it
-            grey = (np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)
-            return np.repeat(grey[None], 3, axis=0)
-        pixels = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
+            bands = [(np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8).tobytes()] * 3
+        else:
+            image = image if image.mode == "RGB" else image.convert("RGB")
+            bands = [image.tobytes("raw", band) for band in "RGB"]  # quicker than moving the channels of an array to the front
     except Image.DecompressionBombError as error:
         raise UnsupportedFormat(f"{error} Raise PIL.Image.MAX_IMAGE_PIXELS to read it.") from error
     except (OSError, ValueError, SyntaxError, struct.error, IndexError, OverflowError, EOFError, TypeError) as error:
         raise Corrupt(f"an image is damaged ({error}).") from error
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    if into is None or into.shape != (3, image.height, image.width):
+        into = np.empty((3, image.height, image.width), np.uint8)
+    for channel, band in zip(into, bands, strict=True):
+        channel[...] = np.frombuffer(band, np.uint8).reshape(channel.shape)
+    return into
 
 
 def _decode_torchvision(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import importlib.util
 import struct
 import sys
+from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Any
+
+import numpy as np
 
 from liveset.errors import SampleError, UnsupportedFormat
 from liveset.format import images
@@ -150,6 +153,33 @@ def decode_media(fmt: str, data: Data) -> Any:
     if name == "jpeg_array":
         return [_as_tensor(images.decode(blob)) for blob in images.split_blobs(data)]
     return _as_tensor(images.decode(data))
+
+
+def is_picture(fmt: str) -> bool:
+    """Tell whether the values of a media leaf are images that ``decode_media`` returns as one tensor each."""
+    return fmt.partition(":")[0] in {"image", "jpeg"}
+
+
+def decode_pictures(files: Iterable[tuple[int, bytes]], count: int) -> Any:
+    """Decode images where they stand in a batch, which saves copying them.
+
+    Args:
+        files: the number of each one in the batch, and its bytes.
+        count: how many there are.
+
+    Returns:
+        What stacking the results of ``decode_media`` gives; None if the images have different sizes.
+    """
+    batch: Any = None
+    for number, data in files:
+        place = None if batch is None else batch[number]
+        found = images.decode(data, place)
+        if batch is None:
+            batch = np.empty((count, *found.shape), found.dtype)
+            batch[number] = found
+        elif found is not place:
+            return None
+    return _as_tensor(batch)
 
 
 def _name(fmt: str) -> str:

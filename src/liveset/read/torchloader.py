@@ -17,7 +17,7 @@ from liveset.errors import CollateError
 from liveset.format.collate import collate, to_tensors
 from liveset.read.loading import Loader, nobody, refuse_orders, refuse_profiling
 from liveset.read.reader import BatchReader, Collate, Fetched, OnError, Task, Together
-from liveset.read.transfer import PARCEL, Here, Packed, Parcel, Receiver, Sender, Worker, hold, stack, stacked
+from liveset.read.transfer import LOST_WORKER, PARCEL, Here, Packed, Parcel, Receiver, Sender, Worker, hold, stack, stacked
 
 # Parcels of a worker in shared memory besides those that it reads ahead: the one that it makes, and those that the loop holds.
 _MORE_SLOTS = 4
@@ -322,7 +322,10 @@ class _Results(Iterator[Fetched]):
     def _receive(self) -> deque[Any]:
         if not self._coming:
             self._parcels.check()
-        parcel: Parcel = next(self._results)
+        try:
+            parcel: Parcel = next(self._results)
+        except (EOFError, ConnectionError) as error:  # what a message is that was cut short, before torch sees why
+            raise RuntimeError(LOST_WORKER) from error
         self._coming -= 1
         self._parcels.pace.note(parcel)
         return deque(zip(parcel.batches, self._parcels.dealt.popleft(), strict=False))  # an error ends a parcel early

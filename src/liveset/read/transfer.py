@@ -41,6 +41,7 @@ _WITHOUT_SLOT = 1 << 18
 _LONG = 1 << 10
 # How many bytes of batches a worker sends at once, at most.
 PARCEL = 1 << 20
+LOST_WORKER = "a worker of the loader ended before its batch was read: see what it printed, or the system's log."
 # Where the first array of a slot begins, and what they all are aligned to.
 _ALIGNED = 64
 _ARRAYS = frozenset(map(np.dtype, ("?", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8")))
@@ -463,9 +464,7 @@ class Receiver:
             try:
                 opened = file()
             except (OSError, EOFError) as error:
-                raise RuntimeError(
-                    "a worker of the loader ended before its batch was read: see what it printed, or the system's log."
-                ) from error
+                raise RuntimeError(LOST_WORKER) from error
             try:
                 self._slots[worker, slot] = mmap.mmap(opened, os.fstat(opened).st_size)
             finally:
