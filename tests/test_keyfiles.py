@@ -123,7 +123,7 @@ def test_many_small_edits_leave_few_tables_and_a_merge_one() -> None:
 def test_slots_move_and_come_back(name: str) -> None:
     import numpy as np
 
-    from liveset.format.keytable import moved_down, moved_up
+    from liveset.format.keyjoin import moved_down, moved_up
 
     free = np.array([0, 3, 4, 9], np.uint32)
     kept = np.array([slot for slot in range(14) if slot not in free.tolist()])

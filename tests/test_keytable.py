@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from liveset.errors import Corrupt, DuplicateKeys, UnsupportedFormat
 from liveset.format import keyfront, keytable
+from liveset.format.keyjoin import join_tables
 from liveset.format.keytable import (
     DELETED,
     Key,
@@ -18,7 +19,6 @@ from liveset.format.keytable import (
     Place,
     Rows,
     hashed_key,
-    join_tables,
     normalize_key,
     pack_table,
     shard_of,

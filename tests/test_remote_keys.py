@@ -17,7 +17,7 @@ import liveset
 from liveset import keystore
 from liveset.edit.session import dataset_update
 from liveset.errors import Corrupt, NotFound
-from liveset.format import keyfront, keytable, remotetable
+from liveset.format import keyfront, remotetable
 from liveset.format.config import make_config
 from liveset.format.index import ChunkRecord, Index
 from liveset.format.keytable import Key, KeyColumn
@@ -231,6 +231,76 @@ def test_a_purge_that_replaces_tables_meanwhile_is_followed(looked: bool, tmp_pa
         assert "/renamed-" in store.ranges[-1][0]
 
 
+class DamagedStore(FarStore):
+    """Some bits of one byte of a file are wrong in all that is read."""
+
+    def __init__(self, store: Store, name: str, at: int, *, remote: bool) -> None:
+        super().__init__(store)
+        self.name, self.at, self.far = name, at, remote
+
+    @property
+    def remote(self) -> bool:
+        return self.far
+
+    def map(self, name: str, size: int, content: str = "", *, fresh: bool = False) -> memoryview:
+        data = bytearray(super().map(name, size, content, fresh=fresh))
+        if name == self.name:
+            data[self.at] ^= 0x55
+        return memoryview(bytes(data))
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        self.ranges.append((name, len(ranges)))
+        view = self.map(name, 0)
+        return [bytes(view[start : start + length]) for start, length in ranges]
+
+    def cached(self, name: str, size: int, content: str = "") -> memoryview | None:
+        return None
+
+
+@pytest.mark.usefixtures("parts")
+@pytest.mark.parametrize("remote", [True, False])
+def test_a_wrong_byte_in_any_table_is_an_error_or_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool) -> None:
+    monkeypatch.setattr(keystore, "CHECKED_SIZE", 0)  # as if the tables were too large to be checked as a whole
+    write_dataset(tmp_path, [play(number) for number in range(12)], key="id", chunk_size=6)
+    with dataset_update(tmp_path) as update:
+        del update["k1"], update["k4"], update["k9"]
+        update.insert("k20", play(20))
+        update.commit()
+    store = open_store(tmp_path)
+    snapshot = open_snapshot(store)
+    every = ["k0", "k3", "k4", "k11", "k20"]
+
+    def questions(store: Store) -> list[Callable[[], Any]]:
+        def keys() -> TableKeys:
+            found = open_keys(Snapshot(store, snapshot.index))
+            assert isinstance(found, TableKeys)
+            return found
+
+        return [
+            *(lambda key=key: keys().locate(key) for key in every),
+            lambda: keys().locate_many(every),
+            *(lambda number=number: keys().key_at(number, 2) for number in range(2)),
+            *(lambda number=number: keys().keys_of(number) for number in range(2)),
+        ]
+
+    right = [question() for question in questions(store)]
+    assert right[:5] == [(0, 0), (0, 2), None, (1, 4), (2, 0)]
+    tables = TableKeys(snapshot, snapshot.index.edit.key_files).files.tables  # type: ignore[union-attr, arg-type]
+    assert len(tables) == 2
+    for name in tables:
+        errors = 0
+        for at in range(store.map(name, 0).nbytes):
+            damaged = DamagedStore(store, name, at, remote=remote)
+            for question, answer in zip(questions(damaged), right, strict=True):
+                try:
+                    assert question() == answer
+                except Corrupt as error:
+                    assert error.file == name  # noqa: PT017
+                    errors += 1
+            assert (damaged.ranges != []) == remote
+        assert errors > 500
+
+
 @pytest.mark.usefixtures("parts")
 def test_a_table_that_is_gone_for_good_is_named(tmp_path: Path) -> None:
     write_dataset(tmp_path, [play(number) for number in range(30)], key="id", chunk_size=10)
@@ -380,22 +450,20 @@ def test_a_cached_table_that_is_damaged_is_fetched_again(
     monkeypatch.setattr(keystore, "_REQUEST", 1 << 40)
     cached = Place(plays.url, storage_options=plays.storage_options, cache_dir=tmp_path / "cache")
     (name,) = liveset.StreamingDataset(cached).keys._store.files.tables  # type: ignore[attr-defined]
-    for checked in (1 << 40, 0):  # also such as are too large to be checked where they are mapped
-        monkeypatch.setattr(keytable, "CHECKED_SIZE", checked)
-        monkeypatch.setattr(keystore, "CHECKED_SIZE", checked)
+    stub.forget()
+    assert [liveset.StreamingDataset(cached).keys.place(f"k{number}") for number in range(0, 200, 99)] == [(0, 0), (1, 0), (2, 0)]
+    assert stub.count("GET", r"\.keys$") == 1
+    (file,) = (file for file in (tmp_path / "cache").rglob("*.cached") if file.read_bytes()[:6] == keyfront.MAGIC[:6])
+    data = bytearray(file.read_bytes())
+    monkeypatch.setattr(keystore, "CHECKED_SIZE", 0)  # whatever is not checked when a table of our own disk is opened
+    for at in (3, len(data) // 2):
+        damaged = data.copy()
+        damaged[at] ^= 0x55
+        file.write_bytes(damaged)
         stub.forget()
-        assert [liveset.StreamingDataset(cached).keys.place(f"k{number}") for number in range(0, 200, 99)] == [(0, 0), (1, 0), (2, 0)]
-        assert stub.count("GET", r"\.keys$") == (checked > 0)
-        (file,) = (file for file in (tmp_path / "cache").rglob("*.cached") if file.read_bytes()[:6] == keyfront.MAGIC[:6])
-        data = bytearray(file.read_bytes())
-        for at in (3, len(data) // 2):
-            damaged = data.copy()
-            damaged[at] ^= 0x55
-            file.write_bytes(damaged)
-            stub.forget()
-            assert [liveset.StreamingDataset(cached).keys.place(f"k{number}") for number in (0, 99)] == [(0, 0), (1, 0)]
-            assert stub.count("GET", r"\.keys$") == 1
-            assert file.read_bytes() == data
+        assert [liveset.StreamingDataset(cached).keys.place(f"k{number}") for number in (0, 99)] == [(0, 0), (1, 0)]
+        assert stub.count("GET", r"\.keys$") == 1
+        assert file.read_bytes() == data
     store = open_store(plays)
     store.delete([name])
     store.write(name, bytes(damaged))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from liveset.errors import Corrupt, UnsupportedFormat
 from liveset.format import keyfront, keytable, remotetable
 from liveset.format.keyfront import HEADER, HEADER_SIZE, MAGIC, Front, checksum
+from liveset.format.keyjoin import join_tables
 from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Rows, hashed_key, pack_table
 from liveset.format.remotetable import RangedKeyTable
 
@@ -189,44 +191,85 @@ def test_many_keys_cost_as_many_round_trips_as_one(million: bytes) -> None:
     assert remote.cost(lambda: table.keys_of("c0"))[0] == 2
 
 
+def in_parts(data: bytes, size: int) -> RangedKeyTable:
+    return RangedKeyTable(Remote(data).read, size, "t.keys")
+
+
+def mapped(data: bytes, _size: int) -> KeyTable:
+    """As one that is too large to be compared with its checksum when it is opened."""
+    return KeyTable(data, "t.keys", checked=0)
+
+
 @pytest.mark.parametrize("kind", [str, int])
-def test_damage_is_an_error_or_changes_nothing(monkeypatch: pytest.MonkeyPatch, kind: Callable[[int], Key]) -> None:
+@pytest.mark.parametrize("opened", [in_parts, mapped])
+def test_damage_is_an_error_or_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, opened: Callable[[bytes, int], KeyTable | RangedKeyTable], kind: Callable[[int], Key]
+) -> None:
     monkeypatch.setattr(keyfront, "_PAGE", 128)  # so that there are some
     keys = [kind(number) for number in range(30)]
     whole = packed([keys[:10], keys[10:20]], keys[20:], {"x": [1, 4]})
+    column, more = KeyColumn.of(keys), KeyColumn.of([kind(number) for number in range(25, 50)])
+
+    def questions(data: bytes, size: int) -> list[Callable[[], object]]:
+        """Each is asked of a table that nobody has looked at."""
+        asked: list[Callable[[Any], object]] = [
+            lambda table: [table.look_up(*hashed_key(key)) for key in keys],
+            lambda table: [part.tolist() for part in table.look_up_many(column)],
+            lambda table: [part.tolist() for part in table.look_up_many(more)],
+            lambda table: (table.rows, table.directory, table.keys_of("c0")),
+            lambda table: [table.key_at("c1", slot) for slot in range(10)],
+            lambda table: {name: free.tolist() for name, free in table.removed.items()},
+        ]
+        if opened is mapped:
+            asked += [dict, lambda table: list(join_tables([table], ["c0", "c1"]).keys)]
+        return [lambda ask=ask: ask(opened(data, size)) for ask in asked]  # type: ignore[misc]
 
     def answers(data: bytes, size: int) -> list[object]:
-        table = RangedKeyTable(Remote(data).read, size, "t.keys")
-        found = [table.look_up(*hashed_key(key)) for key in keys]
-        return [
-            found,
-            table.directory,
-            table.keys_of("c0"),
-            table.key_at("c1", 3),
-            {name: free.tolist() for name, free in table.removed.items()},
-        ]
+        return [question() for question in questions(data, size)]
 
     right = answers(whole, len(whole))
     for size in range(len(whole)):
         with pytest.raises(Corrupt, match=r"t\.keys") as caught:
             answers(whole[:size], size)
         assert caught.value.file == "t.keys"
-        with pytest.raises(Corrupt, match=r"t\.keys"):
-            answers(whole[:size], len(whole))
-        with pytest.raises(Corrupt, match=r"t\.keys"):
-            answers(whole, size)
+        if opened is in_parts:
+            with pytest.raises(Corrupt, match=r"t\.keys"):
+                answers(whole[:size], len(whole))
+            with pytest.raises(Corrupt, match=r"t\.keys"):
+                answers(whole, size)
     with pytest.raises(Corrupt, match=r"t\.keys"):
         answers(whole + bytes(8), len(whole) + 8)
-    differs, files = 0, set[Any]()
-    for at in range(len(whole)):
+    files, found = set[Any](), 0
+    for at, bits in product(range(len(whole)), (0x01, 0x55, 0x80)):
         damaged = bytearray(whole)
-        damaged[at] ^= 0x55
-        try:
-            differs += answers(bytes(damaged), len(whole)) != right
-        except (Corrupt, UnsupportedFormat) as error:
-            files.add(getattr(error, "file", None))
+        damaged[at] ^= bits
+        for question, answer in zip(questions(bytes(damaged), len(whole)), right, strict=True):
+            try:
+                assert question() == answer
+            except (Corrupt, UnsupportedFormat) as error:
+                found += 1
+                files.add(getattr(error, "file", None))
     assert files == {"t.keys"}
-    assert differs <= 8  # the free slots have no checksum of their own
+    assert found > len(whole)
+
+
+def test_a_damaged_page_is_nothing_to_the_keys_of_others(small_pages: None) -> None:
+    whole = packed([[f"k{number}" for number in range(300)]])
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 1
+    table, errors = mapped(bytes(damaged), 0), 0
+    for number in range(300):
+        for _ in range(2):  # it is not taken for checked after the first time
+            try:
+                assert table.look_up(*hashed_key(f"k{number}")) == (0, number)
+            except Corrupt:
+                errors += 1
+    assert 0 < errors < 100
+    assert errors % 2 == 0
+    with pytest.raises(Corrupt, match="checksum differs"):
+        table.check()
+    with pytest.raises(Corrupt, match="checksum differs"):
+        KeyTable(bytes(damaged))
 
 
 def test_a_header_that_lies_is_damage() -> None:
@@ -236,7 +279,7 @@ def test_a_header_that_lies_is_damage() -> None:
         changed = bytearray(header + data[len(header) :])
         if offset:
             changed[HEADER_SIZE + 8 : HEADER_SIZE + 16] = (offset).to_bytes(8, "little")
-        end = Front.size(bytes(changed), "t.keys")
+        end = Front.size(bytes(changed), len(changed), "t.keys")
         changed[HEADER.size + 8 : HEADER_SIZE] = checksum([changed[: HEADER.size], changed[HEADER_SIZE:end]]).to_bytes(8, "little")
         RangedKeyTable(Remote(bytes(changed)).read, len(data), "t.keys").look_up(*hashed_key("k1"))
 
@@ -249,6 +292,18 @@ def test_a_header_that_lies_is_damage() -> None:
     for offset in (1, 1 << 40, (1 << 64) - 1):
         with pytest.raises(Corrupt, match=r"t\.keys"):
             answer(HEADER.pack(MAGIC, *good), offset)
+
+
+def test_a_header_that_lies_does_not_make_anybody_read_the_whole_table(million: bytes) -> None:
+    for at, number in ((32, 30_000_000), (9, 21)):  # bytes of the directory, pages
+        remote = Remote(million[:at] + number.to_bytes(4, "little") + million[at + 4 :])
+        table = remote.table()
+
+        def ask(table: RangedKeyTable = table) -> None:
+            with pytest.raises(Corrupt, match=r"t\.keys"):
+                look(table, 7)
+
+        assert remote.cost(ask)[2] < 100_000
 
 
 def test_an_order_that_does_not_fit_the_rows_is_damage() -> None:

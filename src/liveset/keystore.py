@@ -12,13 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from operator import attrgetter
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from liveset.errors import Corrupt, KeyNotFound, NotFound
-from liveset.format.index import Index
-from liveset.format.keytable import CHECKED_SIZE, DELETED, Key, KeyColumn, KeyTable, hashed_key, moved_up
+from liveset.format.index import ChunkRecord, Index
+from liveset.format.keyjoin import moved_up
+from liveset.format.keytable import CHECKED_SIZE, DELETED, Key, KeyColumn, KeyTable, hashed_key
 from liveset.format.lazy import lazy
 from liveset.format.remotetable import RangedKeyTable
 from liveset.format.stamp import KeyFiles
@@ -29,6 +30,8 @@ __all__ = ["KeyStore", "TableFile", "TableKeys", "open_keys"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_Table: TypeAlias = KeyTable | RangedKeyTable
 
 # Reading parts of a table is a request for each lookup; fetching it whole is one for all, and all of its bytes. What is spent on parts
 # before a table is fetched is about what fetching costs, so no order of lookups costs much more than twice the cheapest way.
@@ -118,17 +121,15 @@ class TableFile:
         """The table, fetched or mapped; one that was fetched is compared with its checksum, and fetched again if a cache has damaged it."""
         with self._named():
             try:
-                return self._opened(self._store.map(self._name, self._size))
+                return self._opened(fresh=False)
             except Corrupt:
                 if not self._store.remote:
                     raise
-            return self._opened(self._store.map(self._name, self._size, fresh=True))
+            return self._opened(fresh=True)
 
-    def _opened(self, view: memoryview) -> KeyTable:
-        table = KeyTable(view, self._name)
-        if self._store.remote and len(view) > CHECKED_SIZE:
-            table.check()
-        return table
+    def _opened(self, *, fresh: bool) -> KeyTable:
+        view = self._store.map(self._name, self._size, fresh=fresh)
+        return KeyTable(view, self._name, checked=len(view) if self._store.remote else CHECKED_SIZE)
 
     @property
     def opened(self) -> bool:
@@ -140,7 +141,7 @@ class TableFile:
         """Whether it is never read in parts."""
         return self._size <= 2 * _REQUEST
 
-    def table(self, keys: int = 0) -> KeyTable | RangedKeyTable:
+    def table(self, keys: int = 0) -> _Table:
         """Return the table for looking up so many keys at once; 0 for a look at its header."""
         if not self.opened and (parts := self._in_parts(keys)) is not None:
             return parts
@@ -195,7 +196,7 @@ class TableKeys:
         directory = sum(len(record.id or record.filename) + len(f'["",{record.samples}],') for record in records)
         return [TableFile(self._snapshot.store, name, self.files.sizes.get(name, 0), directory) for name in reversed(self.files.tables)]
 
-    def _each(self, keys: int) -> Iterable[KeyTable | RangedKeyTable]:
+    def _each(self, keys: int) -> Iterable[_Table]:
         """Return the tables, newest first, for looking up so many keys; on a remote store each is opened when its turn comes."""
         if "tables" in self.__dict__ or not self._snapshot.store.remote:
             return self.tables
@@ -248,12 +249,15 @@ class TableKeys:
                 if found[0] == DELETED:
                     return None
                 place = self._number(table, found[0]), found[1]
-                return self._there(self._moved(place, number) if self._removed else place)
+                return self._there(table, self._moved(place, number) if self._removed else place)
         return None
 
-    def _there(self, place: tuple[int, int]) -> tuple[int, int] | None:
+    def _there(self, table: _Table, place: tuple[int, int]) -> tuple[int, int] | None:
         """Return a place, or None when a purge erased the sample that stood there."""
-        erased = self._snapshot.index.chunks[place[0]].erased
+        record = self._snapshot.index.chunks[place[0]]
+        if place[1] >= record.samples:
+            raise _unlisted(table, record)
+        erased = record.erased
         at = bisect_left(erased, place[1])
         return None if at < len(erased) and erased[at] == place[1] else place
 
@@ -283,7 +287,7 @@ class TableKeys:
             live = (chunks >= 0) & (chunks != DELETED)
             for i, chunk, slot in zip(left[live].tolist(), chunks[live].tolist(), slots[live].tolist(), strict=True):
                 place = self._number(table, chunk), slot
-                places[i] = self._there(self._moved(place, number) if self._removed else place)
+                places[i] = self._there(table, self._moved(place, number) if self._removed else place)
             left = left[chunks < 0]
         return places
 
@@ -296,7 +300,10 @@ class TableKeys:
         for number, free in reversed(self._removed.get(name, ())):
             if number < known:
                 slot = int(moved_up(slot, np.array(free)))
-        return table.key_at(name, slot)
+        try:
+            return table.key_at(name, slot)
+        except KeyError:
+            raise _unlisted(table, self._snapshot.index.chunks[chunk]) from None
 
     def keys_of(self, chunk: int) -> list[Key]:
         return self._following(self._keys_of, chunk)
@@ -309,25 +316,32 @@ class TableKeys:
             if number < known:
                 gone = set(free)
                 keys = [key for slot, key in enumerate(keys) if slot not in gone]
+        if len(keys) != (record := self._snapshot.index.chunks[chunk]).samples:
+            raise _unlisted(table, record)
         return keys
 
     def _id(self, chunk: int) -> str:
         record = self._snapshot.index.chunks[chunk]
         return record.id or record.filename
 
-    def _table_of(self, name: str, keys: int) -> tuple[int, KeyTable | RangedKeyTable]:
+    def _table_of(self, name: str, keys: int) -> tuple[int, _Table]:
         """Return number and table that hold the keys of a chunk, for looking up so many of them."""
         for number, table in enumerate(self._each(0)):
             if table.has_chunk(name):
                 return number, table if isinstance(table, KeyTable) else self._files[number].table(keys)
         raise Corrupt(f"no key table of version {self._snapshot.version} knows the chunk {name!r}.", file=name)
 
-    def _number(self, table: KeyTable | RangedKeyTable, chunk: int) -> int:
+    def _number(self, table: _Table, chunk: int) -> int:
         """Return the number that a chunk of a table's directory has in this version."""
         try:
             return self._numbers[table.directory[chunk][0]]
         except LookupError:
             raise Corrupt(f"{table.file} names a chunk that the index does not list.", file=table.file) from None
+
+
+def _unlisted(table: _Table, record: ChunkRecord) -> Corrupt:
+    text = f"{table.file} has other samples of {record.filename} than the index lists. Build the keys again with build_keys_index."
+    return Corrupt(text, file=table.file)
 
 
 def missing_key(keys: KeyStore, key: Any, path: str) -> KeyNotFound:

@@ -87,7 +87,7 @@ def rows_of_chunks(tables: Sequence[KeyTable], chunks: Sequence[ChunkRecord]) ->
 
     Rows are counted over all columns, and stand in the order of the samples.
     """
-    filled = [record.id or record.filename for record in chunks if record.samples]
+    filled = {record.id or record.filename: record.samples for record in chunks if record.samples}
     left = set(filled)
     columns: list[tuple[KeyColumn, str]] = []
     rows: dict[str, Any] = {}
@@ -106,7 +106,9 @@ def rows_of_chunks(tables: Sequence[KeyTable], chunks: Sequence[ChunkRecord]) ->
                 if wanted:
                     rows[chunk] = by_place[stop - samples : stop]
                     for free in reversed(removed.get(chunk, ())):
-                        rows[chunk] = np.delete(rows[chunk], free)
+                        rows[chunk] = np.delete(rows[chunk], free[free < len(rows[chunk])])
+                    if len(rows[chunk]) != filled[chunk]:
+                        raise Corrupt(f"{table.file} has other samples of the chunk {chunk!r} than the index lists.", file=table.file)
             columns.append((parts.keys, table.file))
             first += len(parts.keys)
             left -= rows.keys()

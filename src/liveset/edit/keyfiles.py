@@ -8,7 +8,9 @@ import numpy as np
 
 from liveset.errors import Conflict, KeyConflict, NotFound, SessionExpired, name_some
 from liveset.format.index import Index
-from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Rows, join_tables, pack_table
+from liveset.format.keyfront import HEADER_SIZE, has_pages
+from liveset.format.keyjoin import join_tables
+from liveset.format.keytable import DELETED, Key, KeyColumn, KeyTable, Rows, pack_table
 from liveset.format.remotetable import RangedKeyTable
 from liveset.format.stamp import KeyFiles
 from liveset.keystore import KeyStore, TableFile, TableKeys, open_keys
@@ -104,6 +106,10 @@ class KeyWriter:
         """Write the tables of a version as one base."""
         rows = join_tables([self._file(name, files).whole for name in files.tables], listed, whole=True)
         return KeyFiles(files.kind, count, (self._write("base", rows),), sizes=dict(self.sizes))
+
+    def outdated(self, files: KeyFiles) -> bool:
+        """Tell whether a table of a version has an earlier form, of which every process that opens it makes the present one in memory."""
+        return any(not has_pages(self._store.read_ranges(name, [(0, HEADER_SIZE)])[0], name) for name in files.tables)
 
     def renamed(self, table: KeyTable, names: Mapping[Key, Key]) -> str:
         """Write a table with other keys in the place of some, and return its name; places and slots stay, also what is said to be gone."""

@@ -13,10 +13,12 @@ Layout, little-endian, each section padded to a multiple of 8 bytes::
                 0xffffffff where the key was deleted; u64[n + 1] the int keys and a 0 or, for text, where in the page each key begins and
                 the last one ends, in bytes; UTF-8 of the text keys, padded; u64 xxh3-64 of the page before this
     order       u32[live rows]  rows by chunk and slot
-    removed     u32[...]        the slots that became free, ascending, chunk by chunk of the directory
+    removed     u32[...]        the slots that became free, ascending, chunk by chunk of the directory; padded, and u64 xxh3-64 of all of
+                them before this; nothing where there are none
 
-What comes before the pages is small, and a page is about as large: reading one key costs the least bytes then. Tables of earlier versions
-("LSKEYS02", "LSKEYS03") have each column in one piece; they are checked, and made into pages in memory.
+Each part that is read alone has a checksum, but for the order: the row that it leads to says where its sample is. What comes before the
+pages is small, and a page is about as large: reading one key costs the least bytes then. Tables of earlier versions ("LSKEYS02",
+"LSKEYS03") have each column in one piece; they are checked, and made into pages in memory.
 """
 
 from __future__ import annotations
@@ -84,10 +86,16 @@ def has_pages(header: Bytes, file: str) -> bool:
     return start == MAGIC
 
 
-def check_page(page: memoryview, file: str) -> None:
-    """Compare a page with its checksum; ``Corrupt`` when they differ."""
-    if checksum([page[:-8]]) != CHECK.unpack_from(page, len(page) - 8)[0]:
+def check_part(part: memoryview, file: str) -> None:
+    """Compare a page, or the free slots, with the checksum at its end; ``Corrupt`` when they differ."""
+    if xxhash.xxh3_64_intdigest(part[: -CHECK.size]) != CHECK.unpack_from(part, len(part) - CHECK.size)[0]:
         raise damaged(file)
+
+
+def name_chunks(numbers: _Array, directory: int) -> bool:
+    """Tell whether all numbers are those of chunks in a directory of so many, or of deleted keys."""
+    most: int = (numbers + np.uint32(1)).max(initial=0)  # that of deleted keys becomes 0
+    return most <= directory
 
 
 def damaged(file: str) -> Corrupt:
@@ -120,7 +128,7 @@ class Listing:
 
     @property
     def tail(self) -> int:
-        """Bytes of the section of free slots."""
+        """Bytes of the free slots, padded."""
         return room(4 * sum(self.freed.values()))
 
     def removed(self, free: Bytes) -> dict[str, _Array]:
@@ -150,9 +158,7 @@ class Front:
     def __init__(self, data: Bytes, size: int, file: str) -> None:
         """Read the beginning of a table of ``size`` bytes, at least ``Front.size``; ``Corrupt`` names ``file``."""
         view = memoryview(data)
-        end = self.size(view, file)
-        if end > len(view):
-            raise Corrupt(f"{file}: the key table has {size} bytes and should have more than {end}.", file=file)
+        end = self.size(view, size, file)
         (expected,) = CHECK.unpack_from(view, HEADER.size + CHECK.size)
         if checksum([view[: HEADER.size], view[HEADER_SIZE:end]]) != expected:
             raise damaged(file)
@@ -169,25 +175,42 @@ class Front:
         self.offsets: list[int] = offsets.tolist()
         self.listing = Listing(view[at + 8 * pages : at + 8 * pages + directory], self.live, file)
         sizes, words = np.diff(firsts), np.diff(offsets)
-        if 8 * self.offsets[0] != end or self.firsts[0] or self.firsts[-1] != rows or (sizes < 0).any() or (words < 3 * sizes + 2).any():
+        # None of them far away, so that no difference overflows.
+        fits = 8 * self.offsets[0] == end and offsets.min() == self.offsets[0] and offsets.max() <= size
+        if not fits or self.firsts[0] or self.firsts[-1] != rows or (sizes < 0).any() or (words < 3 * sizes + 2).any():
             raise Corrupt(f"{file}: the pages of the key table do not fit its rows.", file=file)
-        if (whole := self.free + self.listing.tail) != size:
+        if (whole := self.free + self.tail) != size:
             raise Corrupt(f"{file}: the key table has {size} bytes and should have {whole}.", file=file)
 
     @staticmethod
-    def size(header: Bytes, file: str) -> int:
-        """Return how many bytes come before the pages."""
+    def size(header: Bytes, whole: int, file: str) -> int:
+        """Return how many bytes come before the pages of a table of ``whole`` bytes, which are more."""
         has_pages(header, file)
         _, kind, bits, rows, live, directory = HEADER.unpack_from(header)
         if kind not in (0, 1) or bits > 32 or max(rows, live) > _MOST:
             raise Corrupt(f"{file}: the header of the key table is damaged.", file=file)
-        pages: int = (1 << bits) + 1
-        return HEADER_SIZE + room(4 * pages) + 8 * pages + room(directory)
+        pages: int = 1 << bits
+        end = HEADER_SIZE + room(4 * (pages + 1)) + 8 * (pages + 1) + room(directory)
+        if (least := end + 24 * rows + 16 * pages + 4 * live) > whole:
+            raise Corrupt(f"{file}: the key table has {whole} bytes and should have {least} or more.", file=file)
+        return end
 
     @staticmethod
     def expected(size: int, directory: int) -> int:
         """Return about how many bytes come before the pages of a table of ``size`` bytes, and seldom too few."""
         return min(size, HEADER_SIZE + _PER_PAGE * ((1 << page_bits(size)) + 2) + directory)
+
+    def check(self, number: int, page: memoryview) -> None:
+        """Compare a page with its checksum, and its numbers with what they count; ``Corrupt`` when they differ."""
+        check_part(page, self.listing.file)
+        rows = self.firsts[number + 1] - self.firsts[number]
+        words = np.frombuffer(page, "<u8")
+        fits = name_chunks(words[rows : 2 * rows].view("<u4")[::2], len(self.listing.directory))
+        if self.kind is str:
+            bounds = words[2 * rows : 3 * rows + 1]
+            fits &= bool(bounds[0] == 24 * rows + 8 and bounds[-1] <= len(page) - CHECK.size and (bounds[1:] >= bounds[:-1]).all())
+        if not fits:
+            raise Corrupt(f"{self.listing.file}: a page of the key table does not fit its rows.", file=self.listing.file)
 
     @property
     def order(self) -> int:
@@ -198,6 +221,17 @@ class Front:
     def free(self) -> int:
         """Where the section of free slots begins, in bytes."""
         return self.order + room(4 * self.live)
+
+    @property
+    def tail(self) -> int:
+        """Bytes of the section of free slots."""
+        return self.listing.tail + CHECK.size if self.listing.freed else 0
+
+    def removed(self, part: Bytes) -> dict[str, _Array]:
+        """Return the free slots by chunk, as their section says; ``Corrupt`` when it is damaged."""
+        if self.listing.freed:
+            check_part(memoryview(part), self.listing.file)
+        return self.listing.removed(part)
 
 
 def _directory(part: Bytes, file: str) -> list[Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import reprlib
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
@@ -37,6 +37,7 @@ from liveset.format.keyfront import (
     checksum,
     damaged,
     has_pages,
+    name_chunks,
     page_bits,
     room,
 )
@@ -44,8 +45,8 @@ from liveset.format.keyfront import (
 Key: TypeAlias = str | int
 
 DELETED = 0xFFFFFFFF
-# Larger tables are only checked when somebody asks for it: reading them whole would make the first lookup slow.
 CHECKED_SIZE = 64_000_000
+"""Of larger tables each page is checked when it is first looked at: reading them whole would make the first lookup slow."""
 _INT = struct.Struct("<q")
 _hash = xxhash.xxh3_64_intdigest
 _Array: TypeAlias = np.ndarray[Any, Any]
@@ -118,7 +119,7 @@ class KeyColumn:
 
     __slots__ = ("bounds", "hashes", "heap", "kind")
 
-    def __init__(self, kind: type, hashes: _Array, bounds: _Array, heap: bytes) -> None:
+    def __init__(self, kind: type, hashes: _Array, bounds: _Array, heap: bytes | memoryview) -> None:
         self.kind, self.hashes, self.bounds, self.heap = kind, hashes, bounds, heap
 
     @classmethod
@@ -157,7 +158,7 @@ class KeyColumn:
 
     def stored(self, row: int) -> bytes:
         """Return the bytes of a key."""
-        return self.heap[int(self.bounds[row]) : int(self.bounds[row + 1])]
+        return bytes(self.heap[int(self.bounds[row]) : int(self.bounds[row + 1])])
 
     def take(self, rows: _Array) -> KeyColumn:
         """Return the keys of these rows, in their order."""
@@ -207,12 +208,14 @@ def pack_table(rows: Rows) -> list[Any]:
     Raises:
         DuplicateKeys: a key occurs more than once; ``keys`` names some of them.
     """
-    by_hash = np.argsort(rows.keys.hashes, kind="stable")
-    keys = rows.keys.take(by_hash)
+    by_hash, keys = np.arange(len(rows.keys)), rows.keys
+    if (keys.hashes[1:] < keys.hashes[:-1]).any():
+        by_hash = np.argsort(keys.hashes, kind="stable")
+        keys = keys.take(by_hash)
     _refuse_repeated(keys, by_hash, rows.keys)
     chunks, slots = rows.chunks[by_hash], rows.slots[by_hash]
     live = np.flatnonzero(chunks != DELETED)
-    order = live[np.lexsort((slots[live], chunks[live]))].astype("<u4")
+    order = live[np.argsort(chunks[live].astype(np.uint64) << np.uint64(32) | slots[live])].astype("<u4")
     listed: list[tuple[str | int, ...]] = [*rows.directory]
     if rows.removed:
         listed = [(*entry, 0) for entry in listed] + [(chunk, 0, len(free)) for chunk, free in rows.removed.items()]
@@ -223,8 +226,10 @@ def pack_table(rows: Rows) -> list[Any]:
     offsets, pages = _pack_pages(keys, chunks.astype("<u8") | slots.astype("<u8") << np.uint64(32), firsts, start // 8)
     header = HEADER.pack(MAGIC, int(keys.kind is int), bits, len(keys), len(order), len(directory))
     front = [_padded(firsts.astype("<u4").tobytes()), offsets.astype("<u8").tobytes(), _padded(directory)]
-    free = b"".join(slots.astype("<u4").tobytes() for slots in rows.removed.values())
-    body = [CHECK.pack(checksum([header, *front])), *front, pages, _padded(order.tobytes()), _padded(free)]
+    free = _padded(b"".join(slots.astype("<u4").tobytes() for slots in rows.removed.values()))
+    if free:
+        free += CHECK.pack(checksum([free]))
+    body = [CHECK.pack(checksum([header, *front])), *front, pages, _padded(order.tobytes()), free]
     return [header, CHECK.pack(checksum([header, *body])), *body]
 
 
@@ -272,9 +277,9 @@ def _repeated(keys: KeyColumn) -> list[int]:
     """Return the rows of a column sorted by hash whose key stands in an earlier row too."""
     same = np.flatnonzero(keys.hashes[1:] == keys.hashes[:-1])
     found: list[int] = []
-    seen: set[Key] = set()
+    seen: set[bytes] = set()
     for row in np.union1d(same, same + 1).tolist():
-        key = keys[row]
+        key = keys.stored(row)
         if key in seen:
             found.append(row)
         seen.add(key)
@@ -285,13 +290,43 @@ Page: TypeAlias = tuple[memoryview, memoryview, int, int]
 """A file or a part of it as words and as bytes, the word at which a page begins in it, and the rows of the page."""
 
 
+class _Spots(NamedTuple):
+    """Rows of a table: bytes that have their pages, at which word these begin in them, how many rows these have, and which is meant."""
+
+    view: memoryview
+    at: _Array
+    rows: _Array
+    i: _Array
+
+    def places(self) -> tuple[_Array, _Array]:
+        """Return numbers in the directory and slots."""
+        places = np.frombuffer(self.view, np.uint64)[self.at + self.rows + self.i]
+        return (places & np.uint64(DELETED)).astype(np.int64), (places >> np.uint64(32)).astype(np.int64)
+
+    def spans(self, kind: type) -> Iterator[tuple[int, int]]:
+        """Return where the keys begin and end."""
+        bound = self.at + 2 * self.rows + self.i
+        if kind is int:
+            return zip((8 * bound).tolist(), (8 * bound + 8).tolist(), strict=True)
+        words = np.frombuffer(self.view, np.int64)
+        return zip((8 * self.at + words[bound]).tolist(), (8 * self.at + words[bound + 1]).tolist(), strict=True)
+
+
 class PagedTable:
-    """What is asked of a table in pages, however these are had; the subclasses give ``file``, ``_front`` and ``_page``."""
+    """What is asked of a table in pages, however these are had; the subclasses give ``file``, ``_front`` and the three methods below it."""
 
     file: str
     _front: Front
 
     def _page(self, number: int) -> Page:
+        raise NotImplementedError
+
+    def _gathered(self, numbers: _Array) -> tuple[memoryview, _Array]:
+        """Return bytes that have pages, and at which word each begins in them."""
+        raise NotImplementedError
+
+    def _ordered(self, first: int, end: int) -> memoryview:
+        """Return a part of ``order``."""
         raise NotImplementedError
 
     @property
@@ -309,22 +344,59 @@ class PagedTable:
         """Id and number of samples of each chunk whose keys the table holds."""
         return self._front.listing.directory
 
-    def look_up(self, stored: bytes, hashed: int) -> tuple[int, int] | None:
-        """Return number in the directory (``DELETED`` for a deleted key) and slot of a key of the right type; see ``hashed_key``."""
-        return self._in_page(self._page(hashed >> self._front.shift), stored, hashed)
-
-    def _in_page(self, page: Page, stored: bytes, hashed: int) -> tuple[int, int] | None:
-        i = self._search(page, stored, hashed)
-        return self._place(page, i) if i >= 0 else None
-
-    def _place(self, page: Page, i: int) -> tuple[int, int]:
-        words, _, at, rows = page
-        place: int = words[at + rows + i]
-        return place & DELETED, place >> 32
-
     def has_chunk(self, chunk: str) -> bool:
         """Tell whether the table holds the keys of a chunk."""
         return chunk in self._front.listing.numbers
+
+    def look_up(self, stored: bytes, hashed: int) -> tuple[int, int] | None:
+        """Return number in the directory (``DELETED`` for a deleted key) and slot of a key of the right type; see ``hashed_key``."""
+        page = self._page(hashed >> self._front.shift)
+        i = self._search(page, stored, hashed)
+        return _place(page, i) if i >= 0 else None
+
+    def look_up_many(self, keys: KeyColumn) -> tuple[_Array, _Array]:
+        """Return numbers in the directory (``DELETED`` for deleted keys, -1 for those that are not here) and slots of many keys."""
+        chunks, slots = np.full(len(keys), -1, np.int64), np.zeros(len(keys), np.int64)
+        if len(keys) and self.rows and keys.kind is self.kind:
+            found, spots = self._find_many(keys)
+            chunks[found], slots[found] = spots.places()
+        return chunks, slots
+
+    def key_at(self, chunk: str, slot: int) -> Key:
+        """Return the key of the sample in a slot of a chunk; ``KeyError`` when the table does not hold it."""
+        first, end = self._order_of(chunk)
+        if not 0 <= slot < end - first:
+            raise KeyError(slot)
+        row: int = self._ordered(first + slot, first + slot + 1)[0]
+        if row < self.rows:
+            page, i = self._spot(row)
+            if _place(page, i) == (self._front.listing.numbers[chunk], slot):
+                return self._decoded(self._stored(page, i))
+        raise self._misplaced()
+
+    def keys_of(self, chunk: str) -> list[Key]:
+        """Return the keys of a chunk, slot by slot; ``KeyError`` when the table does not hold it."""
+        first, end = self._order_of(chunk)
+        if first == end:
+            return []
+        rows = np.asarray(self._ordered(first, end)).astype(np.int64)
+        if rows.max() >= self.rows:
+            raise self._misplaced()
+        spots = self._spots(rows)
+        chunks, slots = spots.places()
+        if (chunks != self._front.listing.numbers[chunk]).any() or (slots != np.arange(end - first)).any():
+            raise self._misplaced()
+        return [self._decoded(bytes(spots.view[start:stop])) for start, stop in spots.spans(self.kind)]
+
+    def _misplaced(self) -> Corrupt:
+        """Return the error for rows that are not those of the slots in whose places ``order`` has them; it has no checksum of its own."""
+        return Corrupt(f"{self.file}: the order of the key table does not fit its rows.", file=self.file)
+
+    def _order_of(self, chunk: str) -> tuple[int, int]:
+        """Return which part of ``order`` has the rows of a chunk; ``KeyError`` when the table does not hold it."""
+        listing = self._front.listing
+        number = listing.numbers[chunk]
+        return listing.starts[number], listing.starts[number + 1]
 
     def _search(self, page: Page, stored: bytes, hashed: int) -> int:
         """Return which row of a page a key has, -1 for none."""
@@ -337,6 +409,30 @@ class PagedTable:
             i += 1
         return -1
 
+    def _find_many(self, keys: KeyColumn) -> tuple[_Array, _Spots]:
+        """Return which keys of the right type are here, and their rows: one vectorised search instead of one for each."""
+        firsts, _ = self._front.columns
+        by_hash = np.argsort(keys.hashes)  # so that the table is walked through once, from its beginning to its end
+        hashes = keys.hashes[by_hash]
+        pages = _pages_of(hashes, 64 - self._front.shift)
+        view, at = self._gathered(pages)
+        words, rows = np.frombuffer(view, np.uint64), firsts[pages + 1] - firsts[pages]
+        low, left = at.copy(), rows.copy()
+        while left.any():  # all of them halve what is left to search at once
+            half = left >> 1
+            smaller = (words[low + half] < hashes) & (left > 0)
+            low = np.where(smaller, low + half + 1, low)
+            left = np.where(smaller, left - half - 1, half)
+        hits = np.flatnonzero((low < at + rows) & (words[low] == hashes))
+        found, spots = by_hash[hits], _Spots(view, at[hits], rows[hits], (low - at)[hits])
+        bounds, heap = keys.bounds.tolist(), keys.heap
+        for hit, (key, (start, end)) in enumerate(zip(found.tolist(), spots.spans(self.kind), strict=True)):
+            if view[start:end] != heap[bounds[key] : bounds[key + 1]]:  # another key has the same hash
+                page = view.cast("Q"), view, int(spots.at[hit]), int(spots.rows[hit])
+                spots.i[hit] = self._search(page, keys.stored(key), int(keys.hashes[key]))
+        here = spots.i >= 0
+        return found[here], _Spots(view, *(part[here] for part in spots[1:]))
+
     def _stored(self, page: Page, i: int) -> bytes:
         words, view, at, rows = page
         bound = at + 2 * rows + i
@@ -345,23 +441,15 @@ class PagedTable:
         at *= 8
         return bytes(view[at + words[bound] : at + words[bound + 1]])
 
-    def key(self, row: int) -> Key:
-        """Return the key of a row."""
-        return self._decoded(self._stored(*self._spot(row)))
-
-    def place(self, row: int) -> Place | None:
-        """Return where the sample of a row lives; None for a deleted key."""
-        chunk, slot = self._place(*self._spot(row))
-        if chunk == DELETED:
-            return None
-        if chunk >= len(self.directory):
-            raise Corrupt(f"{self.file}: the key table names a chunk that its directory lacks.", file=self.file)
-        return Place(self.directory[chunk][0], slot)
-
     def _spot(self, row: int) -> tuple[Page, int]:
         firsts = self._front.firsts
         number = bisect_right(firsts, row) - 1
         return self._page(number), row - firsts[number]
+
+    def _spots(self, rows: _Array) -> _Spots:
+        firsts, _ = self._front.columns
+        pages = firsts.searchsorted(rows, "right") - 1
+        return _Spots(*self._gathered(pages), firsts[pages + 1] - firsts[pages], rows - firsts[pages])
 
     def _decoded(self, stored: bytes) -> Key:
         if self._front.kind is int:
@@ -371,44 +459,55 @@ class PagedTable:
         except UnicodeDecodeError as error:
             raise Corrupt(f"{self.file}: the key table is damaged.", file=self.file) from error
 
-    def _order_of(self, chunk: str, slot: int | None = None) -> tuple[int, int]:
-        """Return which part of ``order`` has the rows of a chunk, or of one slot; ``KeyError`` when the table does not hold it."""
-        listing = self._front.listing
-        number = listing.numbers[chunk]
-        first, end = listing.starts[number : number + 2]
-        if slot is None:
-            return first, end
-        if not 0 <= slot < end - first:
-            raise KeyError(slot)
-        return first + slot, first + slot + 1
+
+def _place(page: Page, i: int) -> tuple[int, int]:
+    words, _, at, rows = page
+    place: int = words[at + rows + i]
+    return place & DELETED, place >> 32
 
 
 class KeyTable(PagedTable):
-    """A table file, opened in place; safe to use from several threads and after a fork."""
+    """A table file, opened in place; safe to use from several threads and after a fork.
 
-    def __init__(self, buffer: Any, file: str = "") -> None:
+    Args:
+        buffer: the file.
+        file: its name, for errors.
+        checked: a file of so many bytes, or fewer, is compared with its checksum when it is opened.
+    """
+
+    def __init__(self, buffer: Any, file: str = "", *, checked: int = CHECKED_SIZE) -> None:
         """Check the header and the sections; ``Corrupt`` names ``file``."""
         view = memoryview(buffer)
-        self.file, self._file, self._paged = file, view, has_pages(view, file)
-        if len(view) <= CHECKED_SIZE or not self._paged:
+        self.file, self._view = file, view if has_pages(view, file) else _in_pages(view, file)
+        if len(view) <= checked:
             self.check()
-        if not self._paged:
-            view = memoryview(b"".join(pack_table(_rows_of_columns(view, file))))
+        view = self._view
         self._front = front = Front(view, len(view), file)
-        self.live, self.removed = front.live, front.listing.removed(view[front.free :])
-        self._view, self._words = view, view.cast("Q")
+        self.live, self.removed = front.live, front.removed(view[front.free :])
+        self._words = view.cast("Q")
         self._order = view[front.order : front.order + 4 * front.live].cast("I")
+        # A byte for each page that was checked; threads that check one at the same time come to the same.
+        self._seen = bytearray(len(front.offsets) - 1)
 
     def check(self) -> None:
         """Compare the file with its checksum; ``Corrupt`` when they differ."""
-        view = self._file
-        at = (HEADER if self._paged else COLUMNS_HEADER).size
-        if checksum([view[:at], view[at + CHECK.size :]]) != CHECK.unpack_from(view, at)[0]:
-            raise damaged(self.file)
+        _check_file(self._view, HEADER.size, self.file)
 
     def _page(self, number: int) -> Page:
-        firsts = self._front.firsts
-        return self._words, self._view, self._front.offsets[number], firsts[number + 1] - firsts[number]
+        front = self._front
+        at, firsts = front.offsets[number], front.firsts
+        if not self._seen[number]:
+            front.check(number, self._view[8 * at : 8 * front.offsets[number + 1]])
+            self._seen[number] = 1
+        return self._words, self._view, at, firsts[number + 1] - firsts[number]
+
+    def _gathered(self, numbers: _Array) -> tuple[memoryview, _Array]:
+        for number in np.unique(numbers[np.frombuffer(self._seen, np.uint8)[numbers] == 0]).tolist():
+            self._page(number)
+        return self._view, self._front.columns[1][numbers]
+
+    def _ordered(self, first: int, end: int) -> memoryview:
+        return self._order[first:end]
 
     def find(self, key: Key) -> int | None:
         """Return the row of a key (also of a deleted one), or None."""
@@ -419,78 +518,22 @@ class KeyTable(PagedTable):
         i = self._search(self._page(number), stored, hashed)
         return self._front.firsts[number] + i if i >= 0 else None
 
-    def look_up_many(self, keys: KeyColumn) -> tuple[_Array, _Array]:
-        """Return numbers in the directory (``DELETED`` for deleted keys, -1 for those that are not here) and slots of many keys."""
-        rows = self._find_many(keys) if len(keys) and self.rows and keys.kind is self.kind else np.full(len(keys), -1, np.int64)
-        chunks, slots = np.full(len(keys), -1, np.int64), np.zeros(len(keys), np.int64)
-        hits = np.flatnonzero(rows >= 0)
-        chunks[hits], slots[hits] = self._places(rows[hits])
-        return chunks, slots
+    def key(self, row: int) -> Key:
+        """Return the key of a row."""
+        return self._decoded(self._stored(*self._spot(row)))
 
-    def _find_many(self, keys: KeyColumn) -> _Array:
-        """Return the rows of keys of the right type: one vectorised search instead of one for each."""
-        words = np.frombuffer(self._words, np.uint64)
-        firsts, offsets = self._front.columns
-        found = np.full(len(keys), -1, np.int64)
-        by_hash = np.argsort(keys.hashes)  # so that the table is walked through once, from its beginning to its end
-        hashes = keys.hashes[by_hash]
-        pages = _pages_of(hashes, 64 - self._front.shift)
-        at, rows = offsets[pages], firsts[pages + 1] - firsts[pages]
-        low, left = at.copy(), rows.copy()
-        while left.any():  # all of them halve what is left to search at once
-            half = left >> 1
-            smaller = (words[low + half] < hashes) & (left > 0)
-            low = np.where(smaller, low + half + 1, low)
-            left = np.where(smaller, left - half - 1, half)
-        hits = np.flatnonzero((low < at + rows) & (words[low] == hashes))
-        starts, ends = self._spans(at[hits], rows[hits], (low - at)[hits])
-        bounds, heap, view, wanted = keys.bounds.tolist(), keys.heap, self._view, by_hash[hits].tolist()
-        found[by_hash[hits]] = firsts[pages[hits]] + (low - at)[hits]
-        for i, start, end in zip(wanted, starts, ends, strict=True):
-            if view[start:end] != heap[bounds[i] : bounds[i + 1]]:  # another key has the same hash
-                hashed = int(keys.hashes[i])
-                row = self._search(self._page(hashed >> self._front.shift), keys.stored(i), hashed)
-                found[i] = self._front.firsts[hashed >> self._front.shift] + row if row >= 0 else -1
-        return found
-
-    def _spots(self, rows: _Array) -> tuple[_Array, _Array, _Array]:
-        """Return where the pages of some rows begin, how many rows these have, and which of them are meant."""
-        firsts, offsets = self._front.columns
-        pages = firsts.searchsorted(rows, "right") - 1
-        return offsets[pages], firsts[pages + 1] - firsts[pages], rows - firsts[pages]
-
-    def _places(self, rows: _Array) -> tuple[_Array, _Array]:
-        at, step, i = self._spots(rows)
-        places = np.frombuffer(self._words, np.uint64)[at + step + i]
-        return (places & np.uint64(DELETED)).astype(np.int64), (places >> np.uint64(32)).astype(np.int64)
-
-    def key_at(self, chunk: str, slot: int) -> Key:
-        """Return the key of the sample in a slot of a chunk; ``KeyError`` when the table does not hold it."""
-        return self.key(self._order[self._order_of(chunk, slot)[0]])
-
-    def keys_of(self, chunk: str) -> list[Key]:
-        """Return the keys of a chunk, slot by slot."""
-        first, end = self._order_of(chunk)
-        return self._keys(np.asarray(self._order[first:end]).astype(np.int64))
-
-    def _keys(self, rows: _Array) -> list[Key]:
-        view, (starts, ends) = self._view, self._spans(*self._spots(rows))
-        return [self._decoded(bytes(view[start:end])) for start, end in zip(starts, ends, strict=True)]
-
-    def _spans(self, at: _Array, step: _Array, i: _Array) -> tuple[list[int], list[int]]:
-        """Return where the keys of rows, as ``_spots`` tells them, begin and end in the file."""
-        bound = at + 2 * step + i
-        if self.kind is int:
-            return (8 * bound).tolist(), (8 * bound + 8).tolist()
-        words = np.frombuffer(self._words, np.int64)
-        return (8 * at + words[bound]).tolist(), (8 * at + words[bound + 1]).tolist()
+    def place(self, row: int) -> Place | None:
+        """Return where the sample of a row lives; None for a deleted key."""
+        chunk, slot = _place(*self._spot(row))
+        return Place(self.directory[chunk][0], slot) if chunk != DELETED else None
 
     def to_rows(self) -> Rows:
         """Return copies of the columns, sorted by hash."""
-        words = np.frombuffer(self._words, np.uint64)
         firsts, offsets = self._front.columns
-        at, step, i = self._spots(np.arange(self.rows))
-        bound = at + 2 * step + i
+        self._gathered(np.arange(len(self._seen)))
+        words = np.frombuffer(self._words, np.uint64)
+        spots = self._spots(np.arange(self.rows))
+        bound = spots.at + 2 * spots.rows + spots.i
         if self.kind is int:
             bounds, heap = np.arange(0, 8 * self.rows + 8, 8, dtype=np.uint64), words[bound].tobytes()
         else:
@@ -499,13 +542,31 @@ class KeyTable(PagedTable):
             last = (8 * offsets[:-1] + words[offsets[:-1] + 3 * np.diff(firsts)].astype(np.int64)).tolist()
             starts = (8 * (offsets[:-1] + 3 * np.diff(firsts) + 1)).tolist()
             heap = b"".join([self._view[start:end] for start, end in zip(starts, last, strict=True)])
-        chunks, slots = (part.astype(np.uint32) for part in self._places(np.arange(self.rows)))
-        return Rows(KeyColumn(self.kind, words[at + i], bounds, heap), chunks, slots, self.directory, self.removed)
+        chunks, slots = spots.places()
+        counts = np.bincount(chunks[chunks != DELETED], minlength=len(self.directory))
+        if counts.tolist() != [samples for _, samples in self.directory]:
+            raise Corrupt(f"{self.file}: the directory of the key table does not fit its rows.", file=self.file)
+        column = KeyColumn(self.kind, words[spots.at + spots.i], bounds, heap)
+        return Rows(column, chunks.astype(np.uint32), slots.astype(np.uint32), self.directory, self.removed)
 
     def __iter__(self) -> Iterator[tuple[Key, Place | None]]:
         """Yield every key with its place (None when deleted), by hash."""
         for row in range(self.rows):
             yield self.key(row), self.place(row)
+
+
+def _check_file(view: memoryview, at: int, file: str) -> None:
+    """Compare a file with its checksum, which stands at ``at``; ``Corrupt`` when they differ."""
+    if checksum([view[:at], view[at + CHECK.size :]]) != CHECK.unpack_from(view, at)[0]:
+        raise damaged(file)
+
+
+def _in_pages(view: memoryview, file: str) -> memoryview:
+    """Return a table of an earlier version as one of this."""
+    try:
+        return memoryview(b"".join(pack_table(_rows_of_columns(view, file))))
+    except DuplicateKeys as error:
+        raise Corrupt(f"{file}: the key table has a key twice.", file=file) from error
 
 
 def _rows_of_columns(view: memoryview, file: str) -> Rows:
@@ -514,6 +575,7 @@ def _rows_of_columns(view: memoryview, file: str) -> Rows:
     Its header also has the bytes of the heap, and one checksum; then come the hashes, the int keys or the bounds of the text keys in the
     heap, u32 chunks, u32 slots, order, directory, heap and free slots.
     """
+    _check_file(view, COLUMNS_HEADER.size, file)
     _, kind, rows, live, directory, heap = COLUMNS_HEADER.unpack_from(view)
     if kind not in (0, 1) or max(rows, live, directory, heap) > len(view):
         raise Corrupt(f"{file}: the header of the key table is damaged.", file=file)
@@ -524,76 +586,11 @@ def _rows_of_columns(view: memoryview, file: str) -> Rows:
     if (whole := starts[-1] + listing.tail) != len(view):
         raise Corrupt(f"{file}: the key table has {len(view)} bytes and should have {whole}.", file=file)
     hashes, bounds = (np.frombuffer(part, np.uint64) for part in parts[:2])
-    keys = bytes(parts[6])
+    keys = parts[6]
     if KINDS[kind] is int:
-        keys, bounds = bytes(parts[1]), np.arange(0, 8 * rows + 8, 8, dtype=np.uint64)
+        keys, bounds = parts[1], np.arange(0, 8 * rows + 8, 8, dtype=np.uint64)
     chunks, slots = (np.frombuffer(part, np.uint32) for part in parts[2:4])
+    fits = bounds[0] == 0 and bounds[-1] == len(keys) and (bounds[1:] >= bounds[:-1]).all() and (hashes[1:] >= hashes[:-1]).all()
+    if not fits or not name_chunks(chunks, len(listing.directory)):
+        raise Corrupt(f"{file}: the columns of the key table do not fit each other.", file=file)
     return Rows(KeyColumn(KINDS[kind], hashes, bounds, keys), chunks, slots, listing.directory, listing.removed(view[starts[-1] :]))
-
-
-def moved_down(slots: Any, free: _Array) -> Any:
-    """Return where samples stand once the slots in ``free`` (ascending) have gone; for those in ``free`` it means nothing."""
-    return slots - np.searchsorted(free, slots)
-
-
-def moved_up(slots: Any, free: _Array) -> Any:
-    """Return where samples stood before the slots in ``free`` (ascending) went: the reverse of ``moved_down``."""
-    return slots + np.searchsorted(free.astype(np.int64) - np.arange(len(free)), slots, side="right")
-
-
-def join_tables(tables: Sequence[KeyTable], listed: Collection[str], *, whole: bool = False) -> Rows:
-    """Return the rows of one table that says what several do.
-
-    Args:
-        tables: oldest first; a later one is right where two know the same key or chunk.
-        listed: ids of the chunks of the version; what is said of others is left out.
-        whole: no table is older than these, so nothing needs to be said of what is gone.
-    """
-    numbers: dict[str, int] = {}
-    columns: list[KeyColumn] = []
-    chunks, slots = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    removed: dict[str, _Array] = {}
-    for table in tables:
-        rows = table.to_rows()
-        for chunk, free in rows.removed.items():
-            if (number := numbers.get(chunk)) is not None:
-                at = np.flatnonzero(chunks == number)
-                slots[at] = moved_down(slots[at], free)  # the rows of what stood in free slots are superseded
-            elif (before := removed.get(chunk)) is not None:
-                removed[chunk] = np.union1d(before, moved_up(free.astype(np.int64), before))
-            else:
-                removed[chunk] = free
-        owned = np.array([numbers.setdefault(chunk, len(numbers)) for chunk, _ in rows.directory], np.int64)
-        live = rows.chunks != DELETED
-        here = np.full(len(rows.chunks), -1, np.int64)
-        here[live] = owned[rows.chunks[live]]
-        columns.append(rows.keys)
-        chunks, slots = np.concatenate([chunks, here]), np.concatenate([slots, rows.slots.astype(np.int64)])
-    keys = KeyColumn.join(columns)
-    gone = _superseded(keys)
-    if whole:
-        gone |= chunks < 0
-    keep = np.flatnonzero(~gone)
-    chunks, slots = chunks[keep], slots[keep]
-    names = list(numbers)
-    counts = np.bincount(chunks[chunks >= 0], minlength=len(names))
-    filled = [number for number in range(len(names)) if counts[number]]
-    renumbered = np.full(len(names) + 1, DELETED, np.int64)  # the last one is for -1
-    renumbered[filled] = np.arange(len(filled))
-    directory = [(names[number], int(counts[number])) for number in filled]
-    free_slots = {chunk: free for chunk, free in removed.items() if chunk in listed and not whole}
-    return Rows(keys.take(keep), renumbered[chunks].astype(np.uint32), slots.astype(np.uint32), directory, free_slots)
-
-
-def _superseded(keys: KeyColumn) -> _Array:
-    """Return which keys of a column stand in a later row again."""
-    found = np.zeros(len(keys), bool)
-    by_hash = np.argsort(keys.hashes, kind="stable")
-    hashes = keys.hashes[by_hash]
-    same = np.flatnonzero(hashes[1:] == hashes[:-1])
-    last: dict[Key, int] = {}
-    for row in by_hash[np.union1d(same, same + 1)].tolist():
-        if (before := last.get(key := keys[row])) is not None:
-            found[min(before, row)] = True
-        last[key] = max(row, before) if before is not None else row
-    return found
