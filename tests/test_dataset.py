@@ -55,7 +55,6 @@ def test_positions(ten: Path) -> None:
     assert ds[-1]["i"] == 9
     assert ds[-10]["i"] == 0
     assert ds[np.int64(3)]["text"] == "t3"
-    assert ds[True]["i"] == 1
 
 
 @pytest.mark.parametrize("index", [10, -11, 1 << 40, np.int64(10)])
@@ -134,9 +133,40 @@ def test_subset_keeps_order_and_repetitions(ten: Path) -> None:
     assert sub[1]["i"] == 3
     assert numbers(sub.subset(slice(1, 4))[:]) == [3, 4, 5]
     assert len(ds) == 10
-    for wrong in ([10], [-1]):
+    assert numbers(ds.subset([-1, 0, -10])) == [9, 0, 0]
+    assert numbers(ds.subset(np.array([-2, 1]))) == [8, 1]
+    assert len(ds.subset([])) == 0
+    for wrong in ([10], [-11]):
         with pytest.raises(ValueError, match="Subset indices must be in"):
             ds.subset(wrong)
+
+
+MASK = [index in (3, 5) for index in range(10)]
+
+
+@pytest.mark.parametrize("mask", ["bools", "array", "numpy", "tensor", "tensors"])
+def test_a_mask_is_no_list_of_positions(ten: Path, mask: str) -> None:
+    torch = pytest.importorskip("torch") if mask.startswith("tensor") else None
+    array = torch.tensor(MASK) if torch is not None else np.array(MASK)
+    wrong: Any = {"bools": MASK, "array": array, "numpy": list(array), "tensor": array, "tensors": list(array)}[mask]
+    ds = StreamingDataset(ten)
+    for take in (ds.subset, ds.read_many, ds.__getitem__, ds.as_map().__getitems__):
+        with pytest.raises(TypeError, match="flatnonzero" if mask != "tensors" or take != ds.__getitem__ else "many positions to subset"):
+            take(wrong)
+    for single in (ds.__getitem__, ds.as_map().__getitem__, ds.key_at):
+        with pytest.raises(TypeError, match="flatnonzero"):
+            single(wrong[3])
+    assert numbers(ds.subset(np.flatnonzero(np.array(MASK)))) == [3, 5]
+
+
+def test_what_is_no_position_is_named(ten: Path) -> None:
+    ds = StreamingDataset(ten)
+    several: list[Any] = [[1, 2], np.array([1, 2])]
+    for wrong in several:
+        with pytest.raises(TypeError, match="many positions to subset"):
+            ds[wrong]
+    with pytest.raises(TypeError, match="1.5 is neither the position of a sample nor a key"):
+        ds.subset([1, 1.5])  # type: ignore[list-item]
 
 
 def test_subsample(ten: Path) -> None:

@@ -57,6 +57,8 @@ def test_it_is_read_like_the_base(tmp_path: Path) -> None:
     assert ds[3] == ds["k3"] == ds.get_by_key("k3") == joined_row(3)
     assert ds.get_by_keys(["k7", "k1"]) == [joined_row(7), joined_row(1)]
     assert ds.keys.at(4) == "k4"
+    with pytest.raises(TypeError, match="flatnonzero"):
+        ds.keys.at(True)
     assert ds.subset([5, 2])[:] == [joined_row(5), joined_row(2)]
     assert [ds.as_map()[i] for i in range(3)] == expected[:3]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import liveset
@@ -304,6 +304,7 @@ def test_loader_workers_of_torch_cannot_share_a_state(path: Path) -> None:
     drop_last=st.sampled_from([None, False]),
     shuffle=st.booleans(),
 )
+@example(grids=[(3, 0, 3, 3), (3, 0, 3, 3), (3, 0, 3, 0), (1, 0, 1, 0)], drop_last=False, shuffle=False)  # one rank has fewer batches
 def test_a_run_goes_on_with_other_ranks_workers_and_batches(
     tmp_path_factory: pytest.TempPathFactory, grids: list[tuple[int, int, int, int]], drop_last: bool | None, shuffle: bool
 ) -> None:
@@ -402,6 +403,22 @@ def test_an_edited_dataset_goes_on_at_the_version_of_the_state(path: Path) -> No
     assert other.state_dict()["dataset"]["version"] == 4  # what the next epoch reads
     assert ids(other) == [[900]]
     assert other.state_dict()["dataset"]["version"] == 4
+
+
+def test_of_a_state_only_what_a_purge_erased_is_gone(path: Path) -> None:
+    loader = make(path)
+    first = ids(loader)
+    loader = make(path)
+    take(loader, 1)
+    state = stored(loader.state_dict())
+    erased = first[2][0]
+    liveset.purge(path, [f"k{erased}"])
+    with pytest.raises(liveset.BadSample, match="was erased by a purge"):
+        ids(iter_rest(make(path), state))
+    other = iter_rest(make(path, on_error="skip"), state)
+    assert other.dataset.version == 1
+    assert ids(other) == [[i for i in batch if i != erased] for batch in first[1:]]
+    assert other.stats().skipped == 1
 
 
 def test_replaced_samples_go_on_in_place_where_the_version_is_gone_or_another_was_chosen(path: Path) -> None:

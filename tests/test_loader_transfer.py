@@ -416,6 +416,20 @@ def test_a_worker_leaves_bytes_where_they_are(blobs: Path) -> None:
         assert transfer.Here not in [fetched.batch for fetched in worker[_tasks()].batches]
 
 
+def test_batches_that_a_worker_sends_are_laid_out_once(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Counted(transfer._Layout):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(transfer, "_Layout", Counted)
+    worker = transfer.Worker(_reader(blobs, transform=dict), transfer.Sender(-1, 4, pin=False))
+    assert len(worker[_tasks()].batches) == 3
+    assert len(made) == 3
+
+
 def _tasks() -> list[Any]:
     from liveset.read.reader import Task
 

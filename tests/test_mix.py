@@ -404,8 +404,8 @@ def test_states_are_exact(
 
     whole = fresh()
     assume(kind == "cycles" or max(counts) >= world * batch)
-    if kind == "parallel":
-        assume(min(counts) >= world * batch)
+    if kind in ("parallel", "first"):
+        assume(min(counts) >= world * batch)  # else the one that is left out ends it all before it begins
     expected = [read(kind, whole) for _ in range(3)]
     seen: list[Any] = []
     loader = fresh()

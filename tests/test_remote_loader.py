@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -86,27 +87,70 @@ def test_no_worker_fetches_ahead_what_only_another_one_reads(place: Place, done:
 
 def mixed(kind: str, place: Place) -> Any:
     parts = [liveset.StreamingDataset(place, shuffle=True, seed=seed) for seed in (1, 2)]
-    if kind == "parallel":
-        return liveset.ParallelStreamingDataset(parts)
+    if kind == "single":
+        return parts[0]
+    if kind in ("parallel", "again"):
+        return liveset.ParallelStreamingDataset(parts, length=150 if kind == "again" else None)
     return liveset.CombinedStreamingDataset(parts, batching_method=kind)  # type: ignore[arg-type]
 
 
 def chunks_of(kind: str, task: Any, member: int) -> list[int]:
     """The chunks of one of the datasets that a task reads, in this order."""
-    if kind == "parallel":
+    if kind in ("parallel", "again"):
         return [int(chunk) for _, rows in task.places for chunk in rows[:, 2 + 2 * member]]
     return [number & 0xFFFF for number, _ in task.places if number >> 32 == member]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["stratified", "per_stream", "parallel"])
+@pytest.mark.parametrize("kind", ["stratified", "per_stream", "parallel", "again"])
 def test_mixtures_tell_of_the_next_chunks_of_each_dataset(place: Place, kind: str, workers: int) -> None:
     loader = LightLoader(mixed(kind, place), batch_size=5, num_workers=workers)
     tasks = list(loader._begin().tasks(deque()))
     assert len(tasks) == len(loader)
+    check_told(kind, tasks, workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_datasets_that_are_begun_again_tell_of_the_order_that_comes(place: Place, workers: int) -> None:
+    loader = LightLoader(mixed("again", place), batch_size=5, num_workers=workers)
+    for _ in range(2):
+        list(loader)  # the third epoch begins in the middle of the datasets
+    tasks = list(loader._begin().tasks(deque()))
+    for first in range(max(workers, 1)):
+        for member in range(2):
+            mine = tasks[first :: max(workers, 1)]
+            read = [chunk for chunk, _ in groupby(chunk for task in mine for chunk in chunks_of("again", task, member))]
+            assert len(read) > 9
+            at = 0
+            for task in mine:
+                told = [number & 0xFFFF for number in task.ahead if number >> 32 == member]
+                at = read.index(told[0], at)
+                assert told[0] == chunks_of("again", task, member)[-1]
+                coming = list(dict.fromkeys(read[at : at + 9]))
+                assert told == coming[: len(told)]
+                assert len(told) >= min(len(coming), 5)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["single", "stratified", "parallel"])
+def test_the_rest_of_an_epoch_on_another_grid_is_fetched_ahead(place: Place, kind: str, workers: int, world: int) -> None:
+    loader = LightLoader(mixed(kind, place), batch_size=5, num_workers=2)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    other = LightLoader(mixed(kind, place), batch_size=3, num_workers=workers, rank=0, world_size=world)
+    other.load_state_dict(loader.state_dict())
+    tasks = list(other._begin().tasks(deque()))
+    assert len(tasks) > 5
+    check_told(kind, tasks, workers)
+
+
+def check_told(kind: str, tasks: list[Any], workers: int) -> None:
+    """Look whether each worker was told of each chunk, but for the first ones, before it reads it, and of no others."""
     for first in range(max(workers, 1)):
         mine = tasks[first :: max(workers, 1)]
-        for member in range(2):
+        for member in range(1 if kind == "single" else 2):
             told: set[int] = set()
             read: set[int] = set()
             for task in mine:
@@ -119,15 +163,36 @@ def test_mixtures_tell_of_the_next_chunks_of_each_dataset(place: Place, kind: st
             assert told <= read
 
 
-@pytest.mark.parametrize("kind", ["stratified", "parallel"])
-def test_loops_over_mixtures_fetch_ahead(place: Place, kind: str) -> None:
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("kind", ["single", "stratified", "parallel", "again"])
+def test_loops_over_datasets_fetch_ahead(place: Place, kind: str, resumed: bool) -> None:
     mix = mixed(kind, place)
+    if resumed:
+        mix.load_state_dict(mixed(kind, place).state_dict(num_samples_yielded=2, batch_size=1))
     samples = iter(mix)
     for _ in range(3):
         next(samples)
-    for dataset in mix.datasets:
+    for dataset in mix.members:
         assert len(dataset._chunks._next) == 7
         assert dataset._chunks._coming or len(dataset._chunks._open) > 1
+
+
+@pytest.mark.parametrize("kind", ["single", "stratified", "parallel", "again"])
+def test_one_reader_of_what_many_workers_read_fetches_each_chunk_once(kind: str) -> None:
+    with StubServer() as server:
+        place = place_at(server.root / "set")
+        liveset.optimize(make, range(60), place, chunk_size=2, key_fn="id", num_workers=1, verbose=False)
+        state = LightLoader(mixed(kind, place), batch_size=2, num_workers=5).state_dict()
+        other = LightLoader(mixed(kind, place), batch_size=2, num_workers=0)
+        other.load_state_dict(state)
+        told = [task.ahead for task in other._begin().tasks(deque(), readers=1)]
+        assert all(len({number & 0xFFFF for number in ahead if number >> 32 == 0}) >= 5 for ahead in told[1 : len(told) // 2])
+        other.load_state_dict(state)
+        server.forget()
+        assert len(list(other)) == len(told)
+        read = Counter(request.name for request in server.requests if request.name.endswith(".bin"))
+        assert len(read) == 30
+        assert max(read.values()) <= (1 if kind == "single" else 2)  # of two datasets at the same place
 
 
 def test_a_joined_sample_fetches_no_whole_chunk() -> None:
@@ -142,3 +207,24 @@ def test_a_joined_sample_fetches_no_whole_chunk() -> None:
         read = [request.range for request in server.requests if request.name.endswith(".bin")]
         assert read
         assert all(read), "a whole chunk was fetched"
+
+
+@pytest.mark.parametrize("looped", ["loader", "plain"])
+def test_joined_datasets_fetch_the_next_chunks_of_both_ahead_and_each_once(looped: str) -> None:
+    with StubServer() as server:
+        parts = [place_at(server.root / name) for name in ("base", "side")]
+        for name, part in zip(("a", "b"), parts, strict=True):
+            rows = [{"id": f"k{i}", name: bytes([i]) * 300_000} for i in range(60)]  # so large that single samples would be fetched
+            liveset.optimize(rows.__getitem__, range(60), part, chunk_size=10, key_fn="id", num_workers=1, verbose=False)
+        base, side = (liveset.StreamingDataset(part, shuffle=True) for part in parts)
+        joined: Any = liveset.JoinedStreamingDataset(base, side)
+        server.forget()
+        samples = iter(LightLoader(joined, batch_size=1, num_workers=0) if looped == "loader" else joined)
+        next(samples)
+        there: Any = joined._sides[0].dataset._chunks
+        assert len(joined._chunks.inner._next) == 5
+        assert len(there._next) >= 4
+        assert len(there._coming) + len(there._open) == 5, "the one that is read, and four ahead"
+        assert len(list(samples)) == 59
+        read = [request.name for request in server.requests if request.name.endswith(".bin")]
+        assert len(read) == len(set(read)) == 12

@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -127,6 +128,24 @@ def test_chunks_are_fetched_ahead_and_the_first_one_alone(stub: StubServer, play
     stub.forget()
     assert [sample["n"] for sample in first] == list(range(1, COUNT))
     assert gets(stub) == []  # all of it was there, or on its way, with the first sample
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_threads_that_want_a_chunk_at_once_fetch_it_once(stub: StubServer, plays: Place, number: int) -> None:
+    dataset = liveset.StreamingDataset(plays.url, storage_options=plays.storage_options, cache_dir=False, max_pre_download=0)
+    there: Any = dataset._chunks
+    begin = threading.Barrier(8)
+
+    def want() -> None:
+        begin.wait()
+        there.whole(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        for job in [pool.submit(want) for _ in range(8)]:
+            job.result()
+    assert len(gets(stub)) == 1
+    assert there.holds(number)
+    assert not there._coming
 
 
 def test_nothing_is_fetched_ahead_on_request(stub: StubServer, plays: Place) -> None:

@@ -25,8 +25,9 @@ MAX_OPEN = 128
 MAX_HELD = 256_000_000
 # A request costs about as much as fetching this many bytes; a chunk is fetched whole when its parts have cost as much.
 REQUEST = 1_000_000
-# Bytes that are fetched ahead of an iteration, at most.
+# Bytes that are fetched ahead of an iteration, at most, and of all that go on at the same time.
 AHEAD = 256_000_000
+AHEAD_OF_ALL = 4 * AHEAD
 
 
 class OpenChunks:
@@ -54,9 +55,10 @@ class OpenChunks:
         self._coming: dict[int, Job[tuple[ChunkRecord, Buffer]]] = {}
         self._next: dict[int, int] = {}
         self._ahead_of: int | None = None
-        self._ahead, self._room = ahead, AHEAD
+        self._ahead, self._room, self._room_of_all = ahead, AHEAD, AHEAD_OF_ALL
         if (limit := cache_limit(snapshot.store)) is not None:  # the chunk that is read and the one before must stay, too
-            self._room = min(AHEAD, limit - 2 * max((record.size for record in snapshot.index.chunks), default=0))
+            self._room_of_all = limit - 2 * max((record.size for record in snapshot.index.chunks), default=0)
+            self._room = min(AHEAD, self._room_of_all)
         self._lock = ForkLock()
         # The lookup of a chunk that is open: a plain dict read, which needs no lock.
         self.get = self._open.get
@@ -116,6 +118,14 @@ class OpenChunks:
         if not whole and self._snapshot.store.remote and (ranged := self._ranged(number)) is not None:
             return self._keep(number, ranged, 0)
         try:
+            return self._open_whole(number)
+        finally:
+            self._arrived(number)
+
+    def _open_whole(self, number: int) -> Chunk:
+        if self.holds(number):
+            return self._open[number]  # another thread was quicker
+        try:
             record, chunk = self._opened(number)
         except Corrupt as error:
             if self._snapshot.store.remote:
@@ -158,8 +168,15 @@ class OpenChunks:
         return chunk
 
     def _file(self, number: int) -> tuple[ChunkRecord, Buffer]:
-        job = self._coming.pop(number, None)
-        record, buffer = job.result() if job is not None else self._fetch(number)
+        with self._lock:
+            job = self._coming.get(number)
+            if job is None:
+                job = self._coming[number] = Job(partial(self._fetch, number))  # for all threads that want it now
+        try:
+            record, buffer = job.result()
+        except BaseException:
+            self._arrived(number)
+            raise
         if not self._verify:
             return record, buffer
         data = bytes(buffer[:])
@@ -169,6 +186,10 @@ class OpenChunks:
         if record.check and codec.checksum(data) != record.check:
             raise Corrupt(f"{record.filename} is damaged: its checksum differs from the index.", file=record.filename)
         return record, data
+
+    def _arrived(self, number: int) -> None:
+        with self._lock:
+            self._coming.pop(number, None)
 
     def _fetch(self, number: int, *, fresh: bool = False) -> tuple[ChunkRecord, Buffer]:
         record, _, buffer = self._snapshot.chunk(number, fresh=fresh)
@@ -185,8 +206,8 @@ class OpenChunks:
                 if number in self._coming or ((found := self._open.get(number)) is not None and not isinstance(found, _Ranged)):
                     continue
                 self._coming[number] = submit(partial(self._fetch, number))
-                while len(self._coming) > 2 * self._ahead:  # of iterations that were left
-                    del self._coming[next(iter(self._coming))]
+                while len(self._coming) > 1 and sum(records[coming].size for coming in self._coming) > self._room_of_all:
+                    del self._coming[next(iter(self._coming))]  # of an iteration that was left, most likely
 
     def _ranged(self, number: int) -> Chunk | None:
         """Return a chunk of which single items are fetched; None where the whole file is here, or is the only way."""

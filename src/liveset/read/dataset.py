@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 import os
 import sys
 from bisect import bisect_right
@@ -23,6 +22,8 @@ from liveset.read.options import (
     check_dataset_options,
     check_drop_last,
     check_opening_options,
+    check_position,
+    check_positions,
     check_seed,
     resolve_window,
 )
@@ -221,7 +222,7 @@ class StreamingDataset(Training):
                 return self.read_many(range(*index.indices(self._length)))
             if isinstance(index, str | bytes):
                 return self.get_by_key(index)
-            index = operator.index(index)
+            index = check_position(index)
         if not (0 <= index < self._length and self._slots is None):
             return self._read_place(self._place(index))
         # The same without a call for each step: this is what samplers do all day.
@@ -249,7 +250,7 @@ class StreamingDataset(Training):
 
     def read_many(self, positions: Sequence[int]) -> list[Any]:
         """Return the samples at these positions, in their order; from a remote store they are fetched together."""
-        return self.read_places([self._place(operator.index(position)) for position in positions])
+        return self.read_places(list(map(self._place, check_positions(positions))))
 
     # --- by key ------------------------------------------------------------------------------------------------------
 
@@ -270,7 +271,8 @@ class StreamingDataset(Training):
 
     def key_at(self, position: int) -> str | int:
         """Return the key of the sample at a position."""
-        return self.keys.at(position)
+        number = check_position(position)
+        return self.keys.at(number)
 
     def get_by_key(self, key: Any) -> Any:
         """Return the sample with a key.
@@ -299,15 +301,19 @@ class StreamingDataset(Training):
         """Return a map-style view: length and positions, without iteration order, for samplers and plain data loaders."""
         return MapView(self)
 
-    def subset(self, indices: Sequence[int] | slice) -> StreamingDataset:
-        """Return a dataset of the samples at these positions; order and repetitions are kept.
+    def subset(self, indices: Iterable[SupportsIndex] | slice) -> StreamingDataset:
+        """Return a dataset of the samples at these positions (negative ones count from the end); order and repetitions are kept.
 
         Raises:
-            ValueError: a position is negative or too large.
+            PositionOutOfRange: there is no such position; also a ``ValueError``.
+            TypeError: something is no position. A mask is none: give ``numpy.flatnonzero(mask)``.
         """
-        chosen = range(*indices.indices(self._length)) if isinstance(indices, slice) else [operator.index(i) for i in indices]
-        if any(not 0 <= index < self._length for index in chosen):
-            raise ValueError(f"Subset indices must be in [0, {self._length}).")
+        length = self._length
+        chosen = range(*indices.indices(length)) if isinstance(indices, slice) else check_positions(indices)
+        if min(chosen, default=0) < 0:
+            chosen = [index if index >= 0 else index + length for index in chosen]
+        if chosen and not 0 <= min(chosen) <= max(chosen) < length:
+            raise PositionOutOfRange(f"Subset indices must be in [-{length}, {length}), the positions of {self.path}.")
         regions: list[Region] = []
         for index in chosen:
             number = bisect_right(self._starts, index) - 1

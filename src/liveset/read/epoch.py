@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, cycle, islice, pairwise
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -100,12 +100,23 @@ class Epoch:
         return (self.runs(self._rest[begin : begin + self._now.batch]) for begin in self._begins(rank, done))
 
     def streams(self, rank: int) -> list[list[int]]:
-        """Return the regions that each worker of a rank reads, in their order; nothing where samples were dealt out again."""
-        return self._first.streams(rank) if len(self.stretches) == 1 else []
+        """Return the regions that each worker of a rank reads, in their order; of a rest, each where it is read first."""
+        if len(self.stretches) == 1:
+            return self._first.streams(rank)
+        _, workers, batch, done = self._now
+        begins = np.fromiter(self._begins(rank, done), np.int64)
+        places = ((begins[worker::workers, None] + np.arange(batch)).ravel() for worker in range(workers))
+        return [self._regions_of(self._rest[at[at < len(self._rest)]]) for at in places]
 
     def turns(self, rank: int) -> Iterator[int]:
-        """Yield whose turn each of these batches is, as places in ``streams``; nothing where there are none."""
-        return self._first.turns(rank, self._now.batches) if len(self.stretches) == 1 else iter(())
+        """Yield whose turn each of these batches is, as places in ``streams``."""
+        return self._first.turns(rank, self._now.batches) if len(self.stretches) == 1 else cycle(range(self._now.workers))
+
+    def _regions_of(self, samples: Offsets) -> list[int]:
+        """Return the regions of samples in the order in which they come first."""
+        regions = np.searchsorted(self._starts, samples, "right") - 1
+        found: list[int] = regions[np.sort(np.unique(regions, return_index=True)[1])].tolist()
+        return found
 
     def _begins(self, rank: int, done: int) -> Iterator[int]:
         world, _, batch, _ = self._now
@@ -217,6 +228,14 @@ class FirstGrid:
         walk, _ = self._dealt
         workers = range(rank * self._workers, (rank + 1) * self._workers)
         return [[self._source(share) for share in walk.cut(*self._begins[worker : worker + 2])] for worker in workers]
+
+    def shares(self, worker: int | None, skip: int) -> Iterator[tuple[int, int]]:
+        """Yield the regions that a worker (None: one that reads all) reads, and how many samples of each, but for the first few."""
+        for share in self._dealt[0].cut(*(self._begins[worker : worker + 2] if worker is not None else (0, self._total))):
+            size = share.stop - share.start
+            if skip < size:
+                yield self._source(share), size - skip
+            skip = max(skip - size, 0)
 
     def _read(self, begin: int, end: int, skip: int) -> Iterator[Run]:
         """Yield samples ``begin`` to ``end - 1`` of the walk in the order in which a worker reads them, but for the first few."""

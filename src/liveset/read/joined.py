@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal, TypeAlias, get_args
 
 from liveset.errors import KeyNotFound, SampleError, StateMismatch, name_some
@@ -31,6 +31,8 @@ _Place: TypeAlias = tuple[int, int] | None
 
 # Chunks whose samples' places in the other dataset are kept.
 _MATCHED = 64
+# Chunks whose halves in the other dataset are fetched ahead, where each has them in this many chunks at most.
+_AHEAD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,8 @@ class JoinedStreamingDataset(StreamingDataset):
 
     def chunk(self, number: int, *, whole: bool = True) -> Chunk:
         chunks: Any = self._chunks
-        matched: Chunk = chunks.matched(number) if whole else chunks[number]
-        return matched
+        chunk: Chunk = chunks.whole(number) if whole else chunks[number]
+        return chunk
 
     def refresh(self) -> bool:
         """Move both datasets to their newest versions, and return whether one of them is another one than before."""
@@ -191,15 +193,15 @@ class JoinedStreamingDataset(StreamingDataset):
             schema = side.join_schema(schema)
         return schema
 
-    def agree(self, agreement: Agreement, epoch: int) -> None:
+    def agree(self, agreement: Agreement) -> None:
         """Move both datasets to the versions that rank 0 reads."""
         sides = tuple(replace(side, dataset=copy.copy(side.dataset)) for side in self._sides)
         for side in sides:
-            side.dataset.agree(agreement, epoch)
+            side.dataset.agree(agreement)
         if any(a.dataset.opened is not b.dataset.opened for a, b in zip(sides, self._sides, strict=True)):
             self._sides = sides
             self._wrap()
-        super().agree(agreement, epoch)
+        super().agree(agreement)
 
     def state_of(self, progress: Progress, workers: int) -> dict[str, Any]:
         sides = [side.dataset for side in self._sides]
@@ -278,10 +280,15 @@ class _JoinedChunks:
     def __init__(self, inner: OpenChunks | _JoinedChunks, keys: KeyStore, side: _Side) -> None:
         self.inner, self._keys, self._side = inner, keys, side
         self._known: dict[int, list[_Place]] = {}
+        self._next: dict[int, int] = {}
+        # Chunks that the other dataset was told about, with those that follow.
+        self._told: dict[int, int] = {}
 
     def expect(self, numbers: Sequence[int]) -> None:
         """Tell which chunks will be read next."""
         self.inner.expect(numbers)
+        if self._side.dataset.remote:
+            self._next.update(pairwise(numbers))
 
     def close(self) -> None:
         """Let go of all files."""
@@ -294,12 +301,24 @@ class _JoinedChunks:
         return _JoinedChunk(self.inner[number], self._side, lambda slot: self._find([(number, slot)])[0], whole=False)
 
     def whole(self, number: int) -> Chunk:
-        return _JoinedChunk(self.inner.whole(number), self._side, self._places(number).__getitem__)
+        chunk = _JoinedChunk(self.inner.whole(number), self._side, self._places(number).__getitem__)
+        following = self._next.get(number)
+        if following is not None and self._told.get(number) != following:
+            self._told[number] = following
+            self._expect_halves(number)
+        return chunk
 
-    def matched(self, number: int) -> Chunk:
-        """Return a chunk of which many samples are going to be read, though perhaps not all."""
-        inner = self.inner.matched(number) if isinstance(self.inner, _JoinedChunks) else self.inner[number]
-        return _JoinedChunk(inner, self._side, self._places(number).__getitem__)
+    def _expect_halves(self, number: int) -> None:
+        coming: dict[int, None] = {}
+        for _ in range(_AHEAD + 1):
+            there = dict.fromkeys(place[0] for place in self._places(number) if place is not None)
+            if len(there) > _AHEAD:
+                break  # they lie all over the other dataset: there is no order in which its chunks are read
+            coming |= there
+            if (following := self._next.get(number)) is None:
+                break
+            number = following
+        self._side.dataset.expect(list(coming))
 
     def read_many(self, places: Sequence[tuple[int, int]]) -> list[Any]:
         """Return the samples at these places."""

@@ -14,6 +14,7 @@ from liveset.format.keytable import Key, normalize_key
 from liveset.format.lazy import lazy
 from liveset.keystore import KeyStore, TableKeys, missing_key
 from liveset.parquetkeys import ParquetKeys, ordered_keys
+from liveset.read.options import check_position
 from liveset.read.picked import Slots
 from liveset.read.plan import Region
 from liveset.snapshot import Snapshot
@@ -43,7 +44,8 @@ class KeyView:
         whole: bool,
         slots: Sequence[Slots] | None = None,
     ) -> None:
-        self._store, self._snapshot, self._regions, self._path, self._whole = store, snapshot, regions, path, whole
+        self._store, self._snapshot, self._regions, self._whole = store, snapshot, regions, whole
+        self._path = path if whole else f"this part of {path}"
         # Where regions do not count all samples of a chunk, but those in these slots.
         self._slots = slots
 
@@ -77,7 +79,7 @@ class KeyView:
 
     def at(self, position: int) -> Key:
         """Return the key of the sample at a position; ``PositionOutOfRange`` when there is none, ``Erased`` when a purge erased it."""
-        length = self._starts[-1]
+        position, length = check_position(position), self._starts[-1]
         place = position + length if position < 0 else position
         if not 0 <= place < length:
             raise PositionOutOfRange(f"no sample at position {position} of {self._path}, which has {length}.")

@@ -96,6 +96,9 @@ class StreamingDataLoader(Loader):
         self.collate_fn = collate_fn or (_single if batch_size is None else collate)
         self.prefetch_factor = 2 if prefetch_factor is None else prefetch_factor
 
+    def _readers(self) -> int:
+        return 1  # threads share the open chunks
+
     def _collate(self) -> Collate:
         return self.collate_fn
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Self, get_args
 
 from liveset.errors import BadSample, StateMismatch
-from liveset.read.agreement import Agreement
+from liveset.format import codec
+from liveset.read.agreement import Agreement, has_group
 from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Epoch, Stretch
 from liveset.read.grid import check_ranks, find_ranks
@@ -228,7 +229,7 @@ class Loader(ABC):
         self._width: int = max(sizes) if several else sizes
         dataset.set_num_workers(num_workers)
         self._pad, self._on_error = pad, on_error
-        self._agreement = Agreement(f"{num_workers}x{self._width}")
+        self._agreement = Agreement()
         self._meter = Meter(0)
         self._latest: Callable[[], Pass | None] = nobody
         self.current_epoch = 0
@@ -239,6 +240,10 @@ class Loader(ABC):
     @abstractmethod
     def _read(self, reader: BatchReader, batches: Iterator[Task]) -> Iterator[Fetched]:
         """Yield what the reader makes of the batches, in their order."""
+
+    def _readers(self) -> int:
+        """Return how many there are that take tasks in turn, each with open chunks of its own."""
+        return max(self.num_workers, 1)
 
     @abstractmethod
     def _collate(self) -> Collate:
@@ -256,7 +261,7 @@ class Loader(ABC):
         reader = BatchReader(position.dataset, self._collate(), self._on_error, self._together())
         sizes: deque[float] = deque()
         meter = Meter(self.current_epoch)
-        current = Pass(position, meter, self._read(reader, position.tasks(sizes)), sizes)
+        current = Pass(position, meter, self._read(reader, position.tasks(sizes, self._readers())), sizes)
         self._latest, self._position, self._meter = weakref.ref(current), position, meter
         return current
 
@@ -297,9 +302,30 @@ class Loader(ABC):
         progress = self._loaded or self.dataset.take_resumed() or self._left()
         if progress is not None:
             self._check_state(progress.order.by if progress.order is not None else None, finished=progress.finished)
-        fresh = progress is None or progress.finished
-        if world > 1 and fresh:  # a state names its version
-            self.dataset.agree(self._agreement, self._upcoming(progress))
+        if world == 1 or (progress is not None and not progress.finished) or not has_group():  # a state names its version
+            position = self._start(progress, world, rank)
+        else:
+            position = self._start_together(progress, world, rank)
+        self._loaded = None
+        self.current_epoch = position.epoch.rules.epoch
+        self.dataset.set_epoch(self.current_epoch)
+        return position
+
+    def _start_together(self, progress: Progress | None, world: int, rank: int) -> Position:
+        """Begin an epoch as the other ranks do, which learn it if this one cannot."""
+        agreement = self._agreement
+        agreement.begin(self.dataset.members[0].path, self._upcoming(progress))
+        try:
+            self.dataset.agree(agreement)
+            position = self._start(progress, world, rank)
+            terms = position.terms() | {"samples": _describe(self.dataset)}
+        except Exception as error:
+            agreement.fail(error, world)
+            raise
+        agreement.compare(terms, world)
+        return position
+
+    def _start(self, progress: Progress | None, world: int, rank: int) -> Position:
         epoch = self._next(progress)
         self._check(epoch, world, rank)
         if progress is not None and not progress.finished:
@@ -308,11 +334,6 @@ class Loader(ABC):
             self._order.check(self.dataset)
         position = self._at(self.dataset.as_of_now(), epoch, progress)
         position.begin()
-        if world > 1 and fresh and isinstance(position, OrderedPosition):
-            position.agree(self._agreement)
-        self._loaded = None
-        self.current_epoch = epoch.rules.epoch
-        self.dataset.set_epoch(self.current_epoch)
         return position
 
     def _left(self) -> Progress | None:
@@ -436,6 +457,13 @@ class Loader(ABC):
             (3, 120)
         """
         return self._meter.stats()
+
+
+def _describe(dataset: Training) -> str:
+    """Return what is read as text that is another one wherever that is anything else."""
+    parts = [member.identity for member in dataset.members]
+    digest = codec.checksum(repr([part.layout for part in parts]).encode())
+    return f"{sum(part.samples for part in parts):,} of a {type(dataset).__name__} ({digest})"
 
 
 def nobody() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count, islice, repeat
@@ -102,12 +104,28 @@ class MixedEpoch(Epoch):
         """Yield the batches of one worker, counted over all ranks."""
         return map(self.runs, self._first.blends[number].batches(0))
 
+    def windows(self, rank: int, width: int) -> Iterator[list[int]]:
+        """Yield for each batch of a rank the regions that its worker is in, and that it reads next: so many of each dataset.
+
+        Only where datasets are begun again: others have ``streams``.
+        """
+        return self._first.windows(rank, self._now.batches, width) if self._mix.length is not None else iter(())
+
+    def windows_of(self, number: int, width: int) -> Iterator[list[int]]:
+        """Yield the same for one worker, counted over all ranks, from its first batch on."""
+        return self._first.windows_of(number, 0, width) if self._mix.length is not None else iter(())
+
     @lazy
     def _first(self) -> _MixedGrid:
         return _MixedGrid(self._members, self._mix, self.stretches[0], self.runs)
 
     def runs(self, samples: Numbers) -> list[Run]:
         return [(0, samples)] if self._mix.zipped else super().runs(samples)
+
+    def _regions_of(self, samples: Numbers) -> list[int]:
+        firsts = list(accumulate(map(len, self._members)))
+        regions = super()._regions_of(samples[:, ROW:].T.ravel() if self._mix.zipped else samples)
+        return sorted(regions, key=lambda region: bisect_right(firsts, region))  # dataset by dataset
 
 
 class _MixedGrid:
@@ -155,7 +173,7 @@ class _MixedGrid:
         return map(self._runs, self._numbers(rank, done))
 
     def streams(self, rank: int) -> list[list[int]]:
-        """Return the regions that each worker of a rank reads, dataset by dataset; nothing where datasets are begun again."""
+        """Return the regions that each worker of a rank reads, dataset by dataset; nothing where datasets are begun again (``windows``)."""
         if self._rules.length is not None:
             return []
         firsts = accumulate((member.regions for member in self._members), initial=0)
@@ -180,6 +198,20 @@ class _MixedGrid:
         given = taken([blend.count for blend in blends], done)
         streams = [blend.batches(begin) for blend, begin in zip(blends, given, strict=True)]
         return (next(streams[worker]) for worker in self.turns(rank, done))
+
+    def windows(self, rank: int, done: int, width: int) -> Iterator[list[int]]:
+        """Yield for each batch, but for the first few, the regions that its worker is in and reads next."""
+        given = taken([blend.count for blend in self._of_rank(rank)], done)
+        streams = [self.windows_of(rank * self._workers + worker, begin, width) for worker, begin in enumerate(given)]
+        return (next(streams[worker]) for worker in self.turns(rank, done))
+
+    def windows_of(self, number: int, done: int, width: int) -> Iterator[list[int]]:
+        """Yield the same for one worker of all ranks."""
+        blend = self.blends[number]
+        assert isinstance(blend, Zipped)
+        firsts = list(accumulate((member.regions for member in self._members), initial=0))
+        for windows in blend.windows(done, width):
+            yield [first + region for first, window in zip(firsts, windows, strict=False) for region in window]
 
     def rest(self, done: int) -> Numbers:
         """Return the samples that are left when each rank has read so many batches, in the order of all ranks together."""
@@ -238,8 +270,49 @@ class _Member:
             yield from (self._base + numbers for numbers in grid.numbers(worker if size else None, skip))
             skip = 0
 
+    def regions_again(self, worker: int, skip: int) -> Iterator[tuple[int, int]]:
+        """Yield the regions that a worker reads in all epochs from the first on, and how many samples of each, but for the first few."""
+        size = self.of_worker(worker)
+        cycle, skip = divmod(skip, size or self.total)
+        for epoch in count(cycle + 1):  # not kept: it is looked up to a window before it is read
+            yield from FirstGrid(self._sizes, replace(self._rules, epoch=epoch), self._stretch).shares(worker if size else None, skip)
+            skip = 0
+
     def left_out(self) -> Numbers:
         return self._base + self._grid.left_out()
+
+
+class _Window:
+    """The next few regions of a worker.
+
+    Args:
+        parts: the regions that it reads, endless, and how many samples of each.
+        total: how many samples it reads in all.
+        width: how many regions are to be shown.
+    """
+
+    def __init__(self, parts: Iterator[tuple[int, int]], total: int, width: int) -> None:
+        self._parts = _up_to(total, parts)
+        self._held = deque(islice(self._parts, width))
+        self._left = self._held[0][1] if self._held else 0
+
+    def move(self, samples: int) -> list[int]:
+        """Go on by so many samples, and return the region of the last one and those after it."""
+        while samples > self._left:
+            samples -= self._left
+            self._held.popleft()
+            self._held.extend(islice(self._parts, 1))
+            self._left = self._held[0][1]
+        self._left -= samples
+        return [region for region, _ in self._held]
+
+
+def _up_to(total: int, parts: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield regions until there are so many samples in them."""
+    while total > 0:
+        region, size = next(parts)
+        yield region, min(size, total)
+        total -= size
 
 
 class Tap:
@@ -398,6 +471,16 @@ class Zipped(Even):
             size = min(self._batch, self._total - at)
             rows = np.arange(at, at + size) + self._worker * _PER_WORKER
             yield np.stack([np.full(size, self._epoch), rows, *(tap.take(size) for tap in taps)], axis=1)
+            at += size
+
+    def windows(self, done: int, width: int) -> Iterator[list[list[int]]]:
+        """Yield for each batch, but for the first few, the next regions of each dataset, where these are begun again."""
+        at = self.samples(done)
+        rest = self._total - at
+        windows = [_Window(member.regions_again(self._worker, self._begin + at), rest, width) for member in self._members]
+        while at < self._total:
+            size = min(self._batch, self._total - at)
+            yield [window.move(size) for window in windows]
             at += size
 
 

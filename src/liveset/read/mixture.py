@@ -20,8 +20,10 @@ from liveset.read.options import check_seed
 from liveset.read.plan import Grid
 from liveset.read.resumable import Resumable
 from liveset.read.state import Progress, next_stretches, to_state
-from liveset.read.training import Training
+from liveset.read.training import Training, merged
 
+# How many chunks of each dataset a reader is told of, the one that it reads included.
+AHEAD = 9
 # Chunks of all datasets together: the number of the dataset, before so many bits of the number of the chunk in it.
 CHUNKS = 32
 CHUNK = (1 << CHUNKS) - 1
@@ -109,16 +111,15 @@ class Mixture(Resumable, ABC):
     def __iter__(self) -> MixedSamples:
         """Start a new pass over the samples of this rank and worker; ``current_epoch`` grows when it is exhausted."""
         grid = detect_grid(workers=1, batch=self._width, ranks=self._ranks)
-        batches = self._resume(grid.world, grid.rank) if self._resumed is not None else None
-        return MixedSamples(self, grid, self.rules(self.current_epoch, pad=False), batches)
+        rest = self._resume(grid.world, grid.rank) if self._resumed is not None else None
+        return MixedSamples(self, grid, self.rules(self.current_epoch, pad=False), rest)
 
-    def _resume(self, world: int, rank: int) -> Iterator[list[Run]] | None:
+    def _resume(self, world: int, rank: int) -> MixedEpoch | None:
         """Take the state that was loaded, and return the rest of its epoch; None if the next epoch begins."""
         progress = self._go_on(world, rank)
         if progress is None:
             return None
-        stretches = next_stretches(progress, world, 1, progress.stretches[-1].batch)
-        return self.epoch(progress.rules, stretches).batches(rank)
+        return self.epoch(progress.rules, next_stretches(progress, world, 1, progress.stretches[-1].batch))
 
     # --- for loaders -------------------------------------------------------------------------------------------------
 
@@ -132,6 +133,11 @@ class Mixture(Resumable, ABC):
         other = copy.copy(self)
         other.datasets = [dataset.as_of_now() for dataset in self.datasets]
         return other
+
+    @property
+    def members(self) -> Sequence[Training]:
+        """The datasets that it is made of."""
+        return self.datasets
 
     @property
     def opened(self) -> object:
@@ -149,8 +155,22 @@ class Mixture(Resumable, ABC):
         """Return the chunks that each worker of a rank reads, dataset by dataset, where they are worth fetching ahead."""
         if not any(dataset.remote for dataset in self.datasets):
             return []
-        chunks = [number << CHUNKS | region.chunk for number, each in enumerate(self.datasets) for region in each.layout.regions]
+        chunks = self._chunks_of_regions()
         return [[chunks[region] for region in stream] for stream in epoch.streams(rank)]
+
+    def again(self, windows: Iterator[list[int]]) -> Iterator[tuple[int, ...]]:
+        """Yield the chunks of windows, where they are worth fetching ahead."""
+        if not any(dataset.remote for dataset in self.datasets):
+            return iter(())
+        chunks = self._chunks_of_regions()
+        return (tuple(dict.fromkeys(chunks[region] for region in window)) for window in windows)
+
+    def windows(self, epoch: MixedEpoch, rank: int, width: int) -> Iterator[tuple[int, ...]]:
+        """Yield for each batch the chunks that its worker reads next, where datasets are begun again and chunks are fetched ahead."""
+        return self.again(epoch.windows(rank, width))
+
+    def _chunks_of_regions(self) -> list[int]:
+        return [number << CHUNKS | region.chunk for number, each in enumerate(self.datasets) for region in each.layout.regions]
 
     def expect(self, numbers: Sequence[int]) -> None:
         """Tell which chunks will be read next: those of each dataset in their order."""
@@ -161,10 +181,10 @@ class Mixture(Resumable, ABC):
     def ends(self, places: Sequence[Run]) -> list[int]:
         """Return the last chunk of each dataset that these places lead to."""
 
-    def agree(self, agreement: Agreement, epoch: int) -> None:
-        """Move all datasets to the versions that rank 0 reads in this epoch of its loader."""
+    def agree(self, agreement: Agreement) -> None:
+        """Move all datasets to the versions that rank 0 reads in this pass of its loader."""
         for dataset in self.datasets:
-            dataset.agree(agreement, epoch)
+            dataset.agree(agreement)
 
     def batch_decoder(self, collate: Callable[[Sequence[Any]], Any]) -> Any:
         """Return what decodes whole batches of the samples."""
@@ -321,10 +341,10 @@ class Mixture(Resumable, ABC):
 class MixedSamples(Iterator[Any]):
     """One pass over the samples of several datasets in one process, with a state for the same reader alone."""
 
-    def __init__(self, mixture: Mixture, grid: Grid, rules: MixRules, rest: Iterator[list[Run]] | None) -> None:
-        self._mixture, self._grid, self._rules = mixture, grid, rules
+    def __init__(self, mixture: Mixture, grid: Grid, rules: MixRules, rest: MixedEpoch | None) -> None:
+        self._mixture, self._grid, self._rules, self._rest = mixture, grid, rules, rest
         self._count: int | None = 0 if rest is None else None
-        self._samples = self._read(self._batches() if rest is None else rest)
+        self._samples = self._read()
 
     def __next__(self) -> Any:
         sample = next(self._samples)
@@ -335,15 +355,22 @@ class MixedSamples(Iterator[Any]):
     def _stretch(self) -> Stretch:
         return Stretch(self._grid.world, self._grid.workers, self._grid.batch, 0)
 
-    def _batches(self) -> Iterator[list[Run]]:
-        grid = self._grid
-        return self._mixture.epoch(self._rules, (self._stretch(),)).worker(grid.rank * grid.workers + grid.worker)
-
-    def _read(self, batches: Iterator[list[Run]], skip: int = 0) -> Iterator[Any]:
-        mixture = self._mixture
+    def _read(self, skip: int = 0) -> Iterator[Any]:
+        mixture, grid, rest = self._mixture, self._grid, self._rest
         now = mixture.as_of_now()
-        now.expect(self._chain(now))
+        if rest is None:
+            epoch, worker = mixture.epoch(self._rules, (self._stretch(),)), grid.rank * grid.workers + grid.worker
+            batches, windows = epoch.worker(worker), epoch.windows_of(worker, AHEAD)
+            chains = now.chains(epoch, grid.rank)[grid.worker : grid.worker + 1]
+        else:
+            batches, windows, chains = rest.batches(grid.rank), rest.windows(grid.rank, AHEAD), now.chains(rest, grid.rank)
+        now.expect(sorted(merged(chains), key=lambda chunk: chunk >> CHUNKS))
+        again = now.again(windows)
+        told: tuple[int, ...] = ()
         for runs in batches:
+            if (coming := next(again, ())) != told:
+                now.expect(coming)
+                told = coming
             for number, slots in now.places(runs):
                 if skip >= len(slots):
                     skip -= len(slots)
@@ -351,13 +378,6 @@ class MixedSamples(Iterator[Any]):
                 yield from map(now.chunk(number).read, slots[skip:].tolist())
                 skip = 0
         mixture.set_epoch(mixture.current_epoch + 1)
-
-    def _chain(self, now: Mixture) -> list[int]:
-        grid = self._grid
-        if self._count is None:
-            return []
-        chains = now.chains(now.epoch(self._rules, (self._stretch(),)), grid.rank)
-        return chains[grid.worker] if chains else []
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the pass is.
@@ -392,8 +412,8 @@ class MixedSamples(Iterator[Any]):
             )
         assert isinstance(progress.rules, MixRules)
         self._mixture.set_epoch(progress.rules.epoch)
-        self._rules, self._count = progress.rules, samples
-        self._samples = self._read(self._batches(), samples)
+        self._rules, self._rest, self._count = progress.rules, None, samples
+        self._samples = self._read(samples)
 
 
 class _Unsupported:

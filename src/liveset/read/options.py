@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, SupportsIndex
 
+import numpy as np
+
 from liveset.read.plan import DEFAULT_WINDOW
 from liveset.storage.cache import parse_limit
 
@@ -110,6 +112,29 @@ def check_epoch(epoch: Any) -> int:
     if isinstance(epoch, bool) or not isinstance(epoch, SupportsIndex) or not 1 <= operator.index(epoch) < 2**32:
         raise ValueError(f"an epoch is a number from 1 on. Found {epoch!r}.")
     return operator.index(epoch)
+
+
+def check_position(position: Any) -> int:
+    """Return the position of a sample as an int; ``TypeError`` for what is none, such as True and False of a mask."""
+    if type(position) is int:
+        return position
+    kind = str(getattr(position, "dtype", type(position).__name__))
+    many = isinstance(position, list | tuple)
+    if kind in ("bool", "torch.bool") or (many and type(next(iter(position), None)) in (bool, np.bool_)):
+        raise TypeError(
+            "True and False are neither positions nor keys: of a mask, give numpy.flatnonzero(mask) to subset() or as an order."
+        )
+    try:
+        return operator.index(position)
+    except TypeError:
+        hint = ": give lists of samples as batch_sampler=, and many positions to subset()" if many or np.ndim(position) else ""
+        raise TypeError(f"{position!r:.80} is neither the position of a sample nor a key{hint}.") from None
+
+
+def check_positions(positions: Iterable[Any]) -> list[int]:
+    """Return the positions of samples as ints."""
+    found: list[Any] = positions.tolist() if hasattr(positions, "tolist") else list(positions)
+    return found if set(map(type, found)) == {int} else list(map(check_position, found))
 
 
 def resolve_window(value: str | int | None) -> int:

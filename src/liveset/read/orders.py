@@ -6,20 +6,19 @@ sampler, and takes its own part of every group.
 
 from __future__ import annotations
 
-import operator
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, islice, pairwise
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from liveset.errors import PositionOutOfRange, StateMismatch
 from liveset.format import codec
-from liveset.read.agreement import Agreement
 from liveset.read.dataset import StreamingDataset
 from liveset.read.epoch import Rules, Stretch
+from liveset.read.options import check_position, check_positions
 from liveset.read.plan import Offsets
 from liveset.read.position import Position, size_of
 from liveset.read.reader import Task
@@ -147,6 +146,8 @@ def _has_state(sampler: Any) -> bool:
 
 def _batch(unit: Any) -> list[Any]:
     if isinstance(unit, str | bytes) or not hasattr(unit, "__iter__") or not getattr(unit, "ndim", 1):
+        if not isinstance(unit, str | bytes):
+            check_position(unit)
         raise TypeError(f"batch_sampler= yields {unit!r:.80}, which is no list: give single positions or keys as sampler=.")
     samples: list[Any] = unit.tolist() if hasattr(unit, "tolist") else list(unit)
     if not samples:
@@ -259,17 +260,14 @@ class OrderedPosition(Position):
         self._drawing = self.epoch.draw()
         self._batches = self.epoch.batches(self._drawing, self.rank)
 
-    def agree(self, agreement: Agreement) -> None:
-        """Look whether all ranks begin with the same samples; ``ValueError`` if not."""
+    def terms(self) -> dict[str, Any]:
         first = list(islice(self._batches, 1))
         self._batches = chain(first, self._batches)
-        if not agreement.same_order(self.dataset.path, self.epoch.rules.epoch, self._drawing.digest):
-            raise ValueError(
-                f"the {self.epoch.order.by} of rank 0 yields something else than that of rank {self.rank}: they divide one order among "
-                "themselves, so give all of them the same, seeded by the epoch."
-            )
+        rules, by = self.epoch.rules, self.epoch.order.by
+        named = {"drop_last": rules.drop_last, "pad": rules.pad, "order": f"that of {by}= ({self._drawing.digest})"}
+        return named | {"batch_size": self.epoch.stretches[-1].batch}
 
-    def tasks(self, sizes: deque[float]) -> Iterator[Task]:
+    def tasks(self, sizes: deque[float], readers: int = 0) -> Iterator[Task]:
         assert isinstance(self.dataset, StreamingDataset)
         places = Places(self.dataset)
         while True:
@@ -336,21 +334,8 @@ class Places:
 
 
 def _numbers(samples: Sequence[Any]) -> Offsets:
-    if any(type(sample) is bool for sample in samples):
-        raise TypeError("an order has positions or keys, and True and False are neither: of a mask, give numpy.flatnonzero(mask).")
+    positions = check_positions(samples)
     try:
-        return np.array(array("q", samples), np.int64)
-    except (TypeError, OverflowError):
-        _refuse(samples)
-
-
-def _refuse(samples: Sequence[Any]) -> NoReturn:
-    for sample in samples:
-        try:
-            array("q", [operator.index(sample)])
-        except OverflowError:
-            raise PositionOutOfRange(f"no sample at position {sample}.") from None
-        except TypeError:
-            hint = ": give lists of samples as batch_sampler=" if isinstance(sample, list | tuple) else ""
-            raise TypeError(f"{sample!r:.80} is neither the position of a sample nor a key{hint}.") from None
-    raise AssertionError
+        return np.array(array("q", positions), np.int64)
+    except OverflowError:
+        raise PositionOutOfRange(f"no sample at position {max(positions, key=abs)}.") from None

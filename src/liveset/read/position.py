@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from itertools import cycle, groupby
 from typing import Any
 
 from liveset.read.epoch import Epoch
+from liveset.read.mixture import AHEAD, CHUNKS
 from liveset.read.reader import Task
 from liveset.read.state import Progress
-from liveset.read.training import Training
+from liveset.read.training import Training, merged
 
-# How many chunks a worker is told of, the one that it reads included.
-AHEAD = 9
+# What rules are called where they are given.
+_NAMES = {"window": "item_shuffle_window", "to_the_end": "iterate_over_all", "batches": "batch_size of each dataset", "go_on": "resume"}
 
 
 class Position:
@@ -50,18 +53,66 @@ class Position:
         """Count a batch that the loop has had."""
         self.batches += 1
 
+    def terms(self) -> dict[str, Any]:
+        """Return what must be the same on all ranks that read this epoch, by the names of the arguments that say it."""
+        _, workers, batch, _ = self.epoch.stretches[-1]
+        terms = {"order": "that of the dataset", "batch_size": batch, "num_workers": workers}
+        rules = asdict(self.epoch.rules)
+        members = rules.pop("members", ())
+        terms |= {_NAMES.get(name, name): value for name, value in rules.items()}
+        for number, of_dataset in enumerate(members):
+            terms |= {f"{_NAMES.get(name, name)} of dataset {number}": value for name, value in of_dataset.items()}
+        return terms
+
     def begin(self) -> None:
         """Make ready to read, before the first batch is asked for."""
 
-    def tasks(self, sizes: deque[float]) -> Iterator[Task]:
-        """Yield the tasks of the pass, and note how large the batches are."""
-        dataset = self.dataset
-        following = dataset.following(self.epoch, self.rank)
-        turns = self.epoch.turns(self.rank) if following else iter(())
-        for runs in self.epoch.batches(self.rank):
+    def tasks(self, sizes: deque[float], readers: int = 0) -> Iterator[Task]:
+        """Yield the tasks of the pass, and note how large the batches are.
+
+        Args:
+            sizes: of the batches.
+            readers: how many there are that take the tasks in turn; 0 for one for each worker of the plan.
+        """
+        dataset, epoch = self.dataset, self.epoch
+        following = dataset.following(epoch, self.rank)
+        windows = dataset.windows(epoch, self.rank, AHEAD)
+        turns = epoch.turns(self.rank) if any(member.remote for member in dataset.members) else None
+        coming = cycle([_Coming() for _ in range(readers)]) if readers else None
+        for runs in epoch.batches(self.rank):
             places = dataset.places(runs)
             sizes.append(size_of(dataset, places))
-            yield Task(places, _chains(following[next(turns)], dataset.ends(places)) if following else ())
+            if turns is None:
+                yield Task(places)
+                continue
+            worker = next(turns)
+            ahead = _chains(following[worker], dataset.ends(places)) if following else next(windows, ())
+            yield Task(places, next(coming).tell(worker, ahead) if coming is not None else ahead)
+
+
+class _Coming:
+    """The chunks that one reader is going to read, who has the batches of several workers of the plan in turn, or of one."""
+
+    def __init__(self) -> None:
+        # Of each dataset, worker by worker, those that have been longest in their chunk first; and when each was told of last.
+        self._chains: dict[int, dict[int, tuple[int, list[int]]]] = {}
+        self._told: Counter[int] = Counter()
+
+    def tell(self, worker: int, ahead: tuple[int, ...]) -> tuple[int, ...]:
+        """Return what the reader is told with a batch of a worker who is going to read these chunks."""
+        for dataset, each in groupby(ahead, key=lambda chunk: chunk >> CHUNKS):
+            chains, chain = self._chains.setdefault(dataset, {}), list(each)
+            if worker in chains and chains[worker][1][0] != chain[0]:
+                del chains[worker]
+            self._told[dataset] += 1
+            chains[worker] = self._told[dataset], chain
+        found: list[int] = []
+        for dataset, chains in self._chains.items():
+            for other in [other for other, (when, _) in chains.items() if self._told[dataset] - when > 8 * len(chains)]:
+                del chains[other]  # it has no more batches
+            depth = 1 + -(-(AHEAD - 1) // max(len(chains), 1))
+            found += dict.fromkeys(merged([chain[:depth] for _, chain in chains.values()]))
+        return tuple(found)
 
 
 def size_of(dataset: Training, places: list[Any]) -> float:

@@ -7,7 +7,7 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, chain, compress, count, pairwise, repeat
+from itertools import accumulate, chain, compress, count, pairwise, repeat, zip_longest
 from typing import Any, Self
 
 import numpy as np
@@ -106,7 +106,10 @@ class Training(Opened, Resumable):
         if progress is None:
             return None
         stretches = next_stretches(progress, grid.world, 1, progress.stretches[-1].batch)
-        batches = Epoch(self._sizes, progress.rules, stretches).batches(grid.rank)
+        epoch = Epoch(self._sizes, progress.rules, stretches)
+        if chunks is not None and self.remote:
+            chunks.expect([layout.regions[region].chunk for region in merged(epoch.streams(grid.rank))])
+        batches = epoch.batches(grid.rank)
         return (self._read_run(chunks, layout, run) for batch in batches for run in batch)
 
     @staticmethod
@@ -173,6 +176,11 @@ class Training(Opened, Resumable):
         return self._schema == other._schema and self._settings == other._settings and foreign[0] == foreign[1]
 
     @property
+    def members(self) -> Sequence[Training]:
+        """The datasets that it is made of: itself."""
+        return [self]
+
+    @property
     def opened(self) -> object:
         """The open chunks of the version that is read, as an identity."""
         return self._chunks
@@ -191,6 +199,10 @@ class Training(Opened, Resumable):
             return []
         streams = ([self._regions[region].chunk for region in stream] for stream in epoch.streams(rank))
         return [dict(pairwise(stream)) for stream in streams]
+
+    def windows(self, epoch: Epoch, rank: int, width: int) -> Iterator[tuple[int, ...]]:
+        """Yield what a mixture tells that begins its datasets again; ``following`` tells of all others."""
+        return iter(())
 
     def in_parts(self, numbers: Sequence[int]) -> bool:
         """Whether single samples of these chunks are fetched from afar better than all of each."""
@@ -336,7 +348,8 @@ class Training(Opened, Resumable):
                 stacklevel=3,
             )
         if progress.order is None:
-            have = Epoch([stop - start for _, start, stop in regions], progress.rules, progress.stretches).count(progress.rank)
+            epoch = Epoch([stop - start for _, start, stop in regions], progress.rules, progress.stretches)
+            have = max(map(epoch.count, range(progress.stretches[-1].world)))  # a rank that has fewer may go on from the state of another
             if progress.stretches[-1].batches > have:
                 raise StateMismatch(
                     f"the state has had {progress.stretches[-1].batches:,} batches, which is greater than the dataset length of {have:,}."
@@ -346,14 +359,14 @@ class Training(Opened, Resumable):
             self._arrange(regions)
         return progress
 
-    def agree(self, agreement: Agreement, epoch: int) -> None:
-        """Move to the version that rank 0 reads in this epoch of its loader.
+    def agree(self, agreement: Agreement) -> None:
+        """Move to the version that rank 0 reads in this pass of its loader.
 
         Raises:
             StateMismatch: this dataset was opened at another one, or is a part of one; or rank 0 seems to read another loop.
         """
         index = self._snapshot.index
-        version, version_id = agreement.tell(self._snapshot.store.url, epoch, index.version, index.id)
+        version, version_id = agreement.tell(self._snapshot.store.url, index.version, index.id)
         if (version, version_id) == (index.version, index.id):
             return
         if self._stays:
@@ -440,6 +453,11 @@ class Training(Opened, Resumable):
     def set_batch_size(self, batch_size: int) -> None:
         """Set the batch size that the split over workers is made for."""
         self.batch_size = batch_size
+
+
+def merged(streams: Sequence[Sequence[int]]) -> list[int]:
+    """Return what several streams have in the order of one reader who takes from each in turn."""
+    return [value for tier in zip_longest(*streams) for value in tier if value is not None]
 
 
 class Samples(compress):  # type: ignore[type-arg]

@@ -214,7 +214,7 @@ class Worker:
         found: list[Fetched | ExceptionWrapper] = []
         sender, read = self._sender, self._reader.__getitem__
         fetched = read(tasks[0])
-        if sender.is_bytes(fetched.batch) and self._reader.copies(tasks[0]):
+        if self._reader.copies(tasks[0]) and sender.is_bytes(fetched.batch):
             for task in tasks:
                 self._reader.touch(task)
             return Parcel([Fetched(Here, 0)] * len(tasks), time.perf_counter() - began, 0)
