@@ -781,9 +781,12 @@ def test_the_command_line(root: Path, source: Source, capsys: pytest.CaptureFixt
     assert (told["path"], told["bytes"]) == (str(root), 2 * SIZE)
     (place,) = told["datasets"]
     assert (place["url"], place["files"], place["bytes"], place["in_use"]) == (URL, 2, 2 * SIZE, 1)
+    would = "would remove 1 file, 40,000 bytes; 1 in use would stay (40,000 bytes)\n"
+    assert call(capsys, "cache", "clear", "--dry-run") == (0, would, "")
+    assert ChunkCache(root).info().size == 2 * SIZE
     assert call(capsys, "cache", "clear", URL)[1] == "removed 1 file, 40,000 bytes; 1 in use stay (40,000 bytes)\n"
-    code, _, err = call(capsys, "cache", "clear", "s3://else")
-    assert code == 2
-    assert "nothing of s3://else is cached" in err.replace("\n", " ")
+    code, _, _ = call(capsys, "cache", "clear", "s3://else")
+    assert code == "liveset: nothing of s3://else is cached; liveset cache info names the datasets."
     del view
-    assert json.loads(call(capsys, "cache", "clear", "--json")[1]) == {"files": 1, "bytes": SIZE, "kept_files": 0, "kept_bytes": 0}
+    told = json.loads(call(capsys, "cache", "clear", "S3://bucket//plays/", "--json")[1])
+    assert told == {"dry_run": False, "files": 1, "bytes": SIZE, "kept_files": 0, "kept_bytes": 0}

@@ -14,7 +14,7 @@ from liveset.cli import main
 
 
 def run(*argv: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "liveset.cli", *map(str, argv)], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return subprocess.run([sys.executable, "-m", "liveset", *map(str, argv)], capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
 def call(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[object, str, str]:
@@ -153,7 +153,7 @@ def test_wrong_arguments_are_told_without_a_traceback(dataset: Path, capsys: pyt
 
 def test_output_into_a_closed_pipe_is_quiet(dataset: Path) -> None:
     """It ends as a program does that the signal kills, such as ``cat``."""
-    program = [sys.executable, "-m", "liveset.cli", "head", str(dataset), "-n", "13"]
+    program = [sys.executable, "-m", "liveset", "head", str(dataset), "-n", "13"]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.close()

@@ -400,7 +400,7 @@ def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[s
 
 
 def test_completion() -> None:
-    program = [sys.executable, "-m", "liveset.cli"]
+    program = [sys.executable, "-m", "liveset"]
     asked = {**os.environ, "_LIVESET_COMPLETE": "complete_bash", "COMP_WORDS": "liveset ke", "COMP_CWORD": "1"}
     done = subprocess.run(program, env=asked, capture_output=True, text=True)
     assert done.stdout.split() == ["keys"]

@@ -508,6 +508,9 @@ def test_lookups_work_in_threads(plays: Path) -> None:
 
 def test_copies_look_up_in_the_same_version(plays: Path) -> None:
     ds = StreamingDataset(plays).subset(range(6))
+    for act in (lambda: ds["play-7"], lambda: ds.get_by_keys(["play-7"])):
+        with pytest.raises(KeyNotFound, match=f"this part of {plays}"):
+            act()
     append(plays, range(10, 12))
     for other in (pickle.loads(pickle.dumps(ds)), ds):
         assert other["play-5"] == play(5)

@@ -41,7 +41,7 @@ def modules() -> list[Path]:
 def layer(module: str) -> str:
     """``liveset.format.index`` -> ``format``; the package root itself has the layer ``""``."""
     name = module.split(".")[1] if "." in module else ""
-    return "snapshot" if name in SNAPSHOT else name
+    return "snapshot" if name in SNAPSHOT else "cli" if name == "__main__" else name
 
 
 def module_name(path: Path) -> str:

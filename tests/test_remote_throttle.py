@@ -7,16 +7,19 @@ import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import liveset
+from liveset.errors import NotFound, StorageError
+from liveset.storage import requests as sending
 from liveset.storage.location import parse_location
 from liveset.storage.requests import DirectRequests
-from liveset.storage.throttle import Throttle, throttle_of
+from liveset.storage.throttle import Throttle, add_told, throttle_of, throttled_requests
 from tests.support.remote import place_at
-from tests.support.services import RemoteFolder
+from tests.support.services import RemoteFolder, free_ports
 from tests.support.stub_server import StubServer
 
 MANY = 8
@@ -102,16 +105,109 @@ def test_fewer_requests_at_once_until_the_store_has_time(gate: tuple[Gate, str])
     server.set(MANY, 200)
     ask(MANY)
     assert server.most == MANY  # none was held back
+    throttle.clock = lambda: 0.0  # only answers raise the limit
     server.set(MANY, 503)
     ask(MANY)
     assert throttle.refused == MANY
-    server.set(1, 200)
-    ask(2)
+    allowed, waiting, all_wait = int(throttle.limit), set[int](), threading.Event()
+    assert 1 < allowed < MANY - 1
+
+    def clock() -> float:
+        waiting.add(threading.get_ident())  # none is answered, so who asks for the time waits for its turn
+        if len(waiting) == MANY - allowed:
+            all_wait.set()
+        return 0.0
+
+    throttle.clock = clock
+    server.set(MANY + 1, 200)  # holds all that come
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, MANY)
+        assert all_wait.wait(15)
+        with server.changed:
+            assert server.changed.wait_for(lambda: server.flying == allowed, 15)
+        assert server.came == allowed
+        throttle.clock = lambda: 0.0
+        with server.changed:
+            server.wanted = 1
+            server.changed.notify_all()
+        asked.result(20)
+    assert server.most < MANY
     while throttle.limit < math.inf:  # a few rounds
         ask(MANY)
     server.set(MANY, 200)
     ask(MANY)
     assert server.most == MANY
+
+
+class Clock:
+    """The time of requests, which only their pauses take, each as long as it may be."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
+        monkeypatch.setattr(sending, "random", SimpleNamespace(uniform=max))
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_wait_for_its_turn_is_none_for_the_store_and_ends(stub: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long what is ahead takes: a large file, say, over a slow line."""
+    folder = stub.root / "plays"
+    stub.put("plays/x", b"data")
+    location = parse_location(folder.url, {**folder.options, "retry_timeout": 5})
+    requests, throttle, time = DirectRequests(location), throttle_of(location.server), Clock(monkeypatch)
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        time.now += 1000
+        return looks / 10
+
+    throttle.clock, throttle.limit, throttle._most = clock, 1.0, 9
+    stub.act("500-before", method="GET")
+    with throttle.flight():
+        assert requests.get("plays/x") == b"data"
+    assert looks >= 3
+    assert not stub.acts_left
+
+
+def test_a_wrong_address_costs_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that several requests are sent to, one after the other."""
+    (port,) = free_ports(1)
+    folder, time = RemoteFolder("s3", f"http://127.0.0.1:{port}", "plays"), Clock(monkeypatch)
+    location = parse_location(folder.url, folder.options)
+    requests = DirectRequests(location)
+    for _ in range(2):
+        with pytest.raises(StorageError, match="does not answer"):
+            requests.get("plays/x")
+        assert time.now == sending.FIRST_ANSWER
+    for total in (1, 2):  # of a store that was there, all requests wait
+        with pytest.raises(StorageError, match="does not answer"):
+            DirectRequests(location, answered=True).get("plays/x")
+        assert time.now == pytest.approx(sending.FIRST_ANSWER + total * location.retry_timeout)
+
+
+def test_a_store_that_has_said_that_something_is_missing_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Clock(monkeypatch)
+    with StubServer() as stub:
+        folder = stub.root / "plays"
+        location = parse_location(folder.url, {**folder.options, "retry_timeout": 20})
+        requests = DirectRequests(location)
+        with pytest.raises(NotFound):
+            requests.get("plays/x")
+    with pytest.raises(StorageError, match="does not answer"):
+        requests.get("plays/x")
+    assert time.now == 20
+
+
+def test_what_several_helpers_were_told_adds_up() -> None:
+    before = throttled_requests()
+    first, second = object(), object()
+    for helper, refused in ((first, 2), (first, 5), (second, 1), (first, 5), (second, 3)):
+        add_told(helper, refused)
+    assert throttled_requests() - before == 8
 
 
 def test_the_limit_falls_once_for_all_that_were_in_flight_and_comes_back() -> None:
@@ -142,8 +238,8 @@ def test_the_limit_falls_once_for_all_that_were_in_flight_and_comes_back() -> No
 
 
 def test_who_waits_goes_on_when_another_one_is_back() -> None:
-    throttle = Throttle()
-    throttle.limit = 1.0
+    throttle = Throttle(lambda: 0.0)
+    throttle.limit, throttle._most = 1.0, 2
     inside, leave = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from liveset.cli.places import access_of
-from liveset.cli.versions import AsJson
+from liveset.cli.versions import AsJson, DryRun
+from liveset.errors import NotFound
+from liveset.storage.location import plain_url
 
 if TYPE_CHECKING:
     from liveset.storage.cache import CacheInfo
@@ -35,28 +37,31 @@ def info(ctx: typer.Context, as_json: AsJson = False) -> None:
 
 @commands.command(
     epilog="Examples:  [bold]liveset cache clear[/bold]   [bold]liveset cache clear s3://bucket/digits[/bold]   "
-    "As JSON: files, bytes, kept_files and kept_bytes (those in use)"
+    "As JSON: dry_run, files, bytes, kept_files and kept_bytes (those in use)"
 )
 def clear(
     ctx: typer.Context,
     url: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="Only this dataset, as info names it; all if not given.", show_default=False)
+        str | None, typer.Argument(metavar="URL", help="Only this dataset, as info names it; all if not given.", show_default=False)
     ] = None,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove cached files that nobody uses just now; they are fetched again when they are wanted."""
     from liveset.storage.cache import ChunkCache
 
     held = ChunkCache(access_of(ctx).cache_dir)
+    if url is not None and "://" in url:
+        url = plain_url(url)
     if url is not None and not held.holds(url):
-        raise typer.BadParameter(f"nothing of {url} is cached; liveset cache info names the datasets.")
-    done = held.clear(url)
+        raise NotFound(f"nothing of {url} is cached; liveset cache info names the datasets.")
+    done = held.clear(url, dry_run=dry_run)
     if as_json:
-        told = {"files": done.files, "bytes": done.size, "kept_files": done.kept_files, "kept_bytes": done.kept_size}
+        told = {"dry_run": dry_run, "files": done.files, "bytes": done.size, "kept_files": done.kept_files, "kept_bytes": done.kept_size}
         typer.echo(json.dumps(told))
         return
-    kept = f"; {done.kept_files:,} in use stay ({done.kept_size:,} bytes)" if done.kept_files else ""
-    typer.echo(f"removed {done.files:,} file{'s' * (done.files != 1)}, {done.size:,} bytes{kept}")
+    kept = f"; {done.kept_files:,} in use {'would ' * dry_run}stay ({done.kept_size:,} bytes)" if done.kept_files else ""
+    typer.echo(f"{'would remove' if dry_run else 'removed'} {done.files:,} file{'s' * (done.files != 1)}, {done.size:,} bytes{kept}")
 
 
 @commands.command(epilog="Example:  [bold]du -sh $(liveset cache path)[/bold]")

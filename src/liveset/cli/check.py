@@ -37,7 +37,7 @@ _TOLD = 5
 def diff(
     path: DatasetPath,
     a: Annotated[str, typer.Argument(metavar="A", help="Number, tag or time of the version before.", show_default=False)],
-    b: Annotated[str | None, typer.Argument(metavar="[B]", help="The version after; the newest if not given.", show_default=False)] = None,
+    b: Annotated[str | None, typer.Argument(metavar="B", help="The version after; the newest if not given.", show_default=False)] = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=0, help="How many keys to list of each kind.")] = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -169,6 +169,8 @@ def _damage_as_dict(damage: Damage) -> dict[str, Any]:
 def _verify_as_dict(report: VerifyReport) -> dict[str, Any]:
     told: dict[str, Any] = {"ok": report.ok, "chunks": report.chunks, "samples": report.samples}
     told["damaged"] = [_damage_as_dict(damage) for damage in report.damaged]
+    if report.notes:
+        told["notes"] = list(report.notes)
     if report.searched:
         told |= {"searched": report.searched, "found": [found._asdict() for found in report.found]}
     return told
@@ -183,6 +185,8 @@ def _print_verify(report: VerifyReport) -> None:
         _print_damage("  ", damage)
     if report.damaged:
         typer.echo("liveset repair puts right what it can, with --copy from another copy of the dataset")
+    for note in report.notes:
+        typer.echo(f"note: {reworded(note)}")
     if report.searched:
         typer.echo(f"{'found' if report.found else 'absent'}: {report.searched:,} files were searched")
     for found in report.found:

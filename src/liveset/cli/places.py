@@ -94,7 +94,7 @@ DatasetPath = Annotated[
 OptionalPath = Annotated[
     Place | None,
     typer.Argument(
-        metavar="[PATH]",
+        metavar="PATH",
         help="Where to write; a temporary directory, removed afterwards, if not given.",
         parser=_parse,
         callback=_place,

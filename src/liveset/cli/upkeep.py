@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -61,7 +62,9 @@ def purge(
     path: DatasetPath,
     keys: KeyTexts = None,
     keys_from: KeysFrom = None,
-    skip_missing: Annotated[bool, typer.Option("--skip-missing", help="Leave out keys that no version has.")] = False,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Leave out keys that no version has, and delete what may be left of them.")
+    ] = False,
     integer: AsInteger = False,
     message: Message = "",
     author: Author = "",
@@ -76,15 +79,9 @@ def purge(
     with usage_errors():
         before = committed(path, session)
         if dry_run and before is not None:
-            raise typer.BadParameter(f"the session {session} was committed already, as version {before}: there is nothing to preview.")
+            sys.exit(f"liveset: the session {session} was committed already, as version {before}: there is nothing to preview.")
         if not (dry_run or yes or before is not None):
-            try:
-                plan = act(dry_run=True)
-            except liveset.KeyNotFound as error:
-                if len(getattr(error, "keys", ())) < len(wanted):
-                    raise
-                # Maybe there is a purge to finish that was interrupted; what follows raises the same
-                plan = act(dry_run=True, on_missing="skip")
+            plan = act(dry_run=True)
             if plan.keys or plan.quarantined:
                 ask(f"Erase {_purged(plan)}, for good?")
         report = act(session=session, dry_run=dry_run)

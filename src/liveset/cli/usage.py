@@ -12,11 +12,13 @@ from liveset.errors import DatasetError
 
 # What the library calls its arguments and functions, and what they are here.
 _WORDS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
-    (r"\b(?:liveset\.)?build_keys_index\(path, key_fn\)", "liveset keys build PATH --field NAME"),
+    (r"\b(?:liveset\.)?build_keys_index\((?:path|'[^']*'|\"[^\"]*\"), key_fn\)", "liveset keys build PATH --field NAME"),
     (r"\b(?:liveset\.)?build_keys_index(?:\(\.\.\., overwrite=True\))?", "liveset keys build PATH --field NAME --overwrite"),
     (r"\b(move|overwrite|quarantine|force)=True\b", r"--\1"),
     (r"\ballow_pickle=True\b", "--allow-pickle"),
     (r"\b(absent|copy)=", r"--\1"),
+    (r"(?<= )key=(?=\.)", "--key"),
+    (r"\bfields=(?= names )", "--field"),
     (r"\bstorage_options=(\{[^}]*\})", lambda found: f"--storage-options '{found[1].replace('True', 'true')}'"),
     (r"\bstorage_options\b", "--storage-options"),
 )

@@ -64,13 +64,17 @@ def with_fields(root: Node, stored: Any, values: Sequence[tuple[str, Any]]) -> A
 
     Raises:
         SampleError: there is no such field, or the value does not fit it, as for ``with_sample``; ``field`` names it.
+        ValueError: two values are for one field.
     """
-    sample = stored
+    sample, seen = stored, list[list[Any]]()
     for name, value in values:
         try:
             steps = [name] if isinstance(sample, Mapping) and name in sample else list(parse_path(name))
         except LookupError as error:
             raise SampleError(f"there is no field {name!r}.", field=name) from error
+        if steps in seen:
+            raise ValueError(f"the field {name!r} is given twice.")
+        seen.append(steps)
         sample = _replaced(root, sample, steps, value, name)
     return sample
 

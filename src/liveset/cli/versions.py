@@ -29,6 +29,7 @@ Message = Annotated[str, typer.Option("-m", "--message", help="What the history 
 Author = Annotated[str, typer.Option("--author", help="Who does this.", show_default=False)]
 
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds", "w": "weeks"}
+_EVER = timedelta(days=100_000)  # more would lead to before the first day that Python knows
 _TIME = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 
 
@@ -54,7 +55,7 @@ def tag(
     path: DatasetPath,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The tag.", show_default=False)],
     version: Annotated[
-        str | None, typer.Argument(metavar="[VERSION]", help="Number, tag or time; the newest if not given.", show_default=False)
+        str | None, typer.Argument(metavar="VERSION", help="Number, tag or time; the newest if not given.", show_default=False)
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", "-d", help="Take the name away.")] = False,
     move: Annotated[bool, typer.Option("--move", help="Take it from another version that has it.")] = False,
@@ -70,7 +71,12 @@ def tag(
     chosen = None if version is None else parse_version(version)
     act = partial(liveset.untag, path, name) if delete else partial(liveset.tag, path, name, chosen, move=move)
     with usage_errors():
-        number = act(dry_run=True)
+        try:
+            number = act(dry_run=True)
+        except ValueError as error:
+            if isinstance(error, liveset.DatasetError) or delete or move or _tagged(path, name) is None:
+                raise
+            raise liveset.Conflict(str(error)) from error  # it is another version's
         if not dry_run:
             if (delete or move) and not yes and (before := _tagged(path, name)) is not None and (delete or before != number):
                 ask(f"Take the tag {name} away from version {before}{'' if delete else f' and give it to version {number}'}?")
@@ -124,7 +130,9 @@ def vacuum(
     keep: Annotated[
         str, typer.Option("--keep", metavar="AGE|COUNT", help="Versions to keep: of the last 7d, 12h, ..., or the last so many.")
     ] = "7d",
-    grace: Annotated[str, typer.Option("--grace", metavar="AGE", help="Files younger than this stay.")] = "1d",
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="AGE", help="Files younger than this stay, and versions replaced within it.")
+    ] = "1d",
     message: Message = "",
     author: Author = "",
     dry_run: DryRun = False,
@@ -164,7 +172,10 @@ def parse_keep(text: str) -> timedelta | int:
     found = re.fullmatch(r"(\d+)([dhmsw])", text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is neither a number of versions nor a time such as 7d, 12h or 2w.")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    try:
+        return min(timedelta(**{_UNITS[found[2]]: int(found[1])}), _EVER)
+    except OverflowError:
+        return _EVER
 
 
 def _tagged(path: Place, name: str) -> int | None:
@@ -186,7 +197,7 @@ def _as_dict(version: Version) -> dict[str, Any]:
     return {
         "version": version.version,
         "committed_at": version.when.isoformat() if version.when is not None else None,
-        "op": version.op,
+        "op": _op(version),
         "message": version.message,
         "author": version.author,
         "session": version.session,
@@ -199,6 +210,10 @@ def _as_dict(version: Version) -> dict[str, Any]:
     }
 
 
+def _op(version: Version) -> str:
+    return "vacuum" if version.op == "fence" else version.op
+
+
 def _print_log(found: list[Version]) -> None:
     rows = [("version", "committed", "op", "samples", "bytes alone", "tags and message")]
     for version in found:
@@ -206,7 +221,7 @@ def _print_log(found: list[Version]) -> None:
         samples, alone = ("-" if value is None else f"{value:,}" for value in (version.samples, version.alone))
         words = [f"[{name}]" for name in version.tags] + version.message.split()
         words += [f"({version.author})"] * bool(version.author)
-        rows.append((str(version.version), when, version.op, samples, alone, " ".join(words)))
+        rows.append((str(version.version), when, _op(version), samples, alone, " ".join(words)))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for number, when, op, samples, alone, notes in rows:
         cells = (

@@ -56,7 +56,8 @@ def explain(error: Exception, location: Location, key: str, action: str) -> Data
         return Refused(f"{url} is not the expected one.", file=url)
     if isinstance(error, FileNotFoundError):
         if re.search(r"NoSuchBucket|ContainerNotFound|bucket does not exist", text):
-            return failed(f"there is no bucket {location.bucket!r} at {location.endpoint or location.kind}.")
+            where = f"there is no bucket {location.bucket!r} at {location.endpoint or location.kind}"
+            return StorageError(f"{where}, so there is no {location.url}: create the bucket, or correct its name.", file=url)
         return NotFound(f"{url} does not exist.", file=url)
     if not isinstance(error, exceptions.BaseError | OSError):
         return None

@@ -144,6 +144,8 @@ class ChunkCache:
     ) -> None:
         self._room = Room(cache_root(root), parse_limit(limit), lock_timeout)
         self._patience = patience
+        # Why the head was not kept: told when a file is opened, since a limit that no chunk fits into is an error before.
+        self._untold: Unusable | None = None
 
     @property
     def root(self) -> str:
@@ -172,6 +174,9 @@ class ChunkCache:
         Raises:
             Corrupt: what was fetched has another size or checksum, also the second time.
         """
+        if self._untold is not None:
+            _tell_once(HEAD, self._untold)
+            self._untold = None
         try:
             return self._open(_bare(place_url), name, size, check, edition, download, verify)
         except Unusable as error:
@@ -202,7 +207,7 @@ class ChunkCache:
                 if known is None:
                     part = self._claim(path, url)
         except Unusable as error:
-            _tell_once(HEAD, error)
+            self._untold = error
             return ask(None)
         if part is None:
             known = known or self._kept_head(path)  # of the one that has been waited for
@@ -240,16 +245,17 @@ class ChunkCache:
         """Whether anything of a dataset is held."""
         return any(_names(url, place) for _, place in self._room.places())
 
-    def clear(self, url: str | None = None) -> Cleared:
-        """Removes what is not in use, of one dataset or of all; ``StorageError`` where that cannot be done."""
+    def clear(self, url: str | None = None, *, dry_run: bool = False) -> Cleared:
+        """Removes what is not in use, of one dataset or of all; ``StorageError`` where that cannot be done. A dry run only tells of it."""
         done = Cleared()
         for folder, place in self._room.places():
             if url is None or _names(url, place):
                 files = list(self._room.files(folder))
                 try:
                     with usable():
-                        gone = self._room.remove(files)
-                        self._room.remove_folder(folder, place)
+                        gone = [file for file in files if not in_use(file.path)] if dry_run else self._room.remove(files)
+                        if not dry_run:
+                            self._room.remove_folder(folder, place)
                 except Unusable as error:
                     raise StorageError(f"cannot empty the cache: {error}", file=folder) from error
                 kept = [file for file in set(files).difference(gone) if os.path.exists(file.path)]
@@ -414,7 +420,7 @@ class ChunkCache:
                     finally:
                         self._abandon(part, path)
         except Unusable as error:
-            _tell_once(HEAD, error)
+            self._untold = error
 
     def _put_head(self, part: HeldFile, path: str, head: Head) -> None:
         line = json.dumps([head.tag, codec.checksum([head.tag.encode(), head.data])]).encode() + b"\n"
@@ -427,7 +433,7 @@ class ChunkCache:
             with usable():
                 self._room.replace(part, path)
         except Unusable as error:
-            _tell_once(HEAD, error)
+            self._untold = error
 
 
 def _tell_once(name: str, why: Unusable) -> None:

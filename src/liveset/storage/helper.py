@@ -111,7 +111,7 @@ class _Connection:
     """One conversation with the helper: a call at a time."""
 
     def __init__(self, helper: _Helper) -> None:
-        self._socket = helper.connection()
+        self._helper, self._socket = helper, helper.connection()
 
     def call(self, request: Any, sink: Sink | None) -> tuple[bool, Any]:
         _send(self._socket, cloudpickle.dumps(request))
@@ -119,7 +119,7 @@ class _Connection:
             assert sink is not None
             sink.write(found[1], offset)
         done, outcome, refused = pickle.loads(found[1])  # noqa: S301 - from our own process
-        add_told(refused)
+        add_told(self._helper, refused)
         return done, outcome
 
     def close(self) -> None:

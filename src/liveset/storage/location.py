@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from liveset.errors import MissingDependency
 from liveset.format.lazy import lazy
 
-__all__ = ["Location", "Place", "parse_location"]
+__all__ = ["Location", "Place", "parse_location", "plain_url"]
 
 _KINDS = {
     "s3": "s3",
@@ -120,7 +120,7 @@ class Location:
     kind: str
     """``s3``, ``gcs``, ``azure`` or ``http``."""
     url: str
-    """As the caller wrote it, without a slash at the end."""
+    """As the caller wrote it, but in the one form that ``plain_url`` gives it."""
     bucket: str
     prefix: str
     """Folder in the bucket, without slashes at its ends; empty for the whole bucket."""
@@ -172,6 +172,12 @@ class Location:
         return f"{self.prefix}/{name}" if self.prefix else name
 
 
+def plain_url(url: str) -> str:
+    """Return the one form of the URL of a folder: its keys have no empty names, however many slashes there are."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme.lower()}://{re.sub('/+', '/', rest).removesuffix('/')}"
+
+
 def parse_location(url: str, options: Mapping[str, Any] | None = None, session: Mapping[str, Any] | None = None) -> Location:
     """Return the place that a URL names.
 
@@ -184,11 +190,11 @@ def parse_location(url: str, options: Mapping[str, Any] | None = None, session: 
     Raises:
         ValueError: the URL or an option is not understood.
     """
-    scheme, _, rest = url.partition("://")
-    scheme = scheme.lower()
+    scheme = url.partition("://")[0].lower()
     if scheme not in _KINDS:
         raise ValueError(f"{url!r}: {scheme}:// is not supported. Use a path, s3://, r2://, gs://, az://, https:// or local:PATH.")
-    kind = _KINDS[scheme]
+    kind, url = _KINDS[scheme], plain_url(url)
+    rest = url.partition("://")[2]
     bucket, _, folder = rest.partition("/")
     if re.search(r"\?.*sig(nature)?=", rest, re.IGNORECASE):
         raise ValueError(
@@ -246,7 +252,7 @@ def parse_location(url: str, options: Mapping[str, Any] | None = None, session: 
             user, _, password = login.partition(":")
             basic = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
             client["default_headers"] = {"Authorization": f"Basic {basic}", **(client.get("default_headers") or {})}
-        return Location(kind, url.rstrip("/"), f"{scheme}://{bucket}", prefix, {}, client, retry_timeout=float(timeout))
+        return Location(kind, url, f"{scheme}://{bucket}", prefix, {}, client, retry_timeout=float(timeout))
     _add_environment(kind, config)
     if scheme == "r2":
         account = config.pop("account_id", None)
@@ -265,7 +271,7 @@ def parse_location(url: str, options: Mapping[str, Any] | None = None, session: 
         # Servers under an address of their own rarely have names for their buckets.
         config.setdefault("virtual_hosted_style_request", False)
         config.setdefault("region", "us-east-1")
-    return Location(kind, url.rstrip("/"), bucket, prefix, config, client, profile, credentials, retry_timeout=float(timeout))
+    return Location(kind, url, bucket, prefix, config, client, profile, credentials, retry_timeout=float(timeout))
 
 
 def _endpoint(kind: str, config: Mapping[str, Any]) -> str:

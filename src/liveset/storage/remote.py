@@ -203,7 +203,8 @@ class RemoteStore:
         """Replaces ``index.json`` by a conditional put; every answer but a plain yes leaves the outcome open."""
         self.probe()
         if withdraw:
-            if (head := self.read_head()) is None or head.tag != expected:
+            head = self.read_head()
+            if (head.tag if head else None) != expected:
                 return Swap.LOST
             self.delete(withdraw)
         try:

@@ -26,7 +26,7 @@ from liveset.errors import AccessDenied, MissingDependency, NotFound
 from liveset.storage.answers import NO_CREDENTIALS, NoRanges, PastTheEnd, Refused, Silent, explain, first_line
 from liveset.storage.location import Location, profile_credentials
 from liveset.storage.store import Buffer, Sink
-from liveset.storage.throttle import throttle_of
+from liveset.storage.throttle import Flight, throttle_of
 
 __all__ = ["CREATE", "DirectRequests", "Facts", "Requests", "runtime_used"]
 
@@ -115,6 +115,7 @@ class DirectRequests:
     def __init__(self, location: Location, *, answered: bool = False) -> None:
         self._location = location
         self._answered = answered
+        self._alone = math.inf  # since when no request has been answered, of all that were ever sent
         self._throttle = throttle_of(location.server)
 
     # The requests
@@ -297,15 +298,20 @@ class DirectRequests:
 
         With ``once`` only the client repeats it, which it does for moments: the caller has to find out what happened. An ``upload`` has
         a long body. What is ``repeated`` by the client, too, is several requests, of which one that failed should not cost the others.
-        ``progress`` tells how far it came: the time is counted anew whenever it came any further.
+        ``progress`` tells how far it came: the time is counted anew whenever it came any further. It begins with the first try: a wait
+        for its turn is none for the store.
         """
         global _used
         _used = True
         repeated = repeated or once
-        begun, number, reached = time.monotonic(), 0, 0
+        begun, number, reached = math.inf, 0, 0
         while True:
             try:
-                answer = self._attempt(key, action, request, open_bucket(self._location, upload=upload, repeated=repeated), once)
+                store = open_bucket(self._location, upload=upload, repeated=repeated)
+                with self._throttle.flight() as flight:
+                    begun = min(begun, time.monotonic())
+                    self._alone = min(self._alone, begun)
+                    answer = self._attempt(flight, key, action, request, store, once)
             except (Refused, Silent) as problem:
                 if isinstance(problem, Refused):
                     if once:
@@ -317,11 +323,13 @@ class DirectRequests:
                 if progress() > reached:
                     begun, number, reached = time.monotonic(), 0, progress()
                 patience = self._location.retry_timeout if self._answered else min(FIRST_ANSWER, self._location.retry_timeout)
-                if once or time.monotonic() - begun >= patience:
+                # Who asks again does not wait anew for an address that nobody has answered at: a wrong one costs that time once.
+                left = (begun if self._answered else self._alone) + patience - time.monotonic()
+                if once or left <= 0:
                     raise meaning.error() from problem.__cause__
                 if number == (0 if repeated else QUIET) and self._throttle.may_tell():
                     _log.warning("%s; trying again for up to %.0f s", meaning, patience)
-                time.sleep(random.uniform(0.05, min(10.0, 0.2 * 2 ** min(number, 8))))
+                time.sleep(min(left, random.uniform(0.05, min(10.0, 0.2 * 2 ** min(number, 8)))))
                 number += 1
             except AccessDenied as problem:
                 forget_bucket(self._location)
@@ -332,18 +340,18 @@ class DirectRequests:
                 self._answered = True
                 return answer
 
-    def _attempt(self, key: str, action: str, request: Callable[[Any], T], store: Any, once: bool) -> T:
-        with self._throttle.flight() as flight:
-            try:
-                if action in ("write", "copy", "delete") and not once:
-                    return request(store)  # is waited for: who is interrupted in a write would not know that it may still land
-                return interruptible(partial(request, store), lands=once)
-            except Exception as error:
-                meaning = explain(error, self._location, key, action)
-                if meaning is None:
-                    raise
-                flight.busy = isinstance(meaning, Silent) and meaning.busy
-                raise meaning from error
+    def _attempt(self, flight: Flight, key: str, action: str, request: Callable[[Any], T], store: Any, once: bool) -> T:
+        try:
+            if action in ("write", "copy", "delete") and not once:
+                return request(store)  # is waited for: who is interrupted in a write would not know that it may still land
+            return interruptible(partial(request, store), lands=once)
+        except Exception as error:
+            meaning = explain(error, self._location, key, action)
+            if meaning is None:
+                raise
+            flight.busy = isinstance(meaning, Silent) and meaning.busy
+            self._answered = self._answered or isinstance(meaning, NotFound)
+            raise meaning from error
 
 
 def interruptible(call: Callable[[], T], *, lands: bool = False) -> T:

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ __all__ = ["Flight", "Throttle", "add_told", "throttle_of", "throttled_requests"
 _TELL = 10.0
 """Seconds until anybody is told again that a store does not answer."""
 _GROWTH = 4.0
-"""By how many requests the limit rises in a second, where answers take that long, beside one for each round of them."""
+"""By how many requests the limit rises in a second without refusals, beside one for each round of answers."""
 
 
 @dataclass(slots=True)
@@ -31,9 +31,13 @@ class Throttle:
 
     It is halved when the store is too busy for a request, once for all that were in flight then, and rises by one with each round of
     answers. There is none before, nor once it has come back to what was in flight when it fell.
+
+    A request has its place until its answer has come whole, since some stores count what they are still sending. That may take minutes, so
+    the limit also rises with the time for which others wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self._changed = threading.Condition(threading.Lock())
         self.limit = math.inf
         self.flying = 0
@@ -47,7 +51,8 @@ class Throttle:
         """One request, which waits for its turn."""
         with self._changed:
             while self.flying + 1 > self.limit:
-                self._changed.wait()
+                self._changed.wait(1 / _GROWTH)
+                self._rise(0)
             self.flying += 1
             falls = self._falls
         flight, answered = Flight(), False
@@ -59,7 +64,7 @@ class Throttle:
                 if flight.busy:
                     self._fall(falls)
                 elif answered and self.limit < math.inf:
-                    self._rise()
+                    self._rise(1)
                 self.flying -= 1
                 self._changed.notify_all()
 
@@ -78,18 +83,18 @@ class Throttle:
                 self._most = self.flying
             self.limit = max(1.0, min(self.limit, self.flying) / 2)
             self._falls += 1
-        self._rose = time.monotonic()
+        self._rose = self.clock()
 
-    def _rise(self) -> None:
-        now = time.monotonic()
-        self.limit += 1 / self.limit + _GROWTH * (now - self._rose)
+    def _rise(self, answers: int) -> None:
+        now = self.clock()
+        self.limit += answers / self.limit + _GROWTH * (now - self._rose)
         self._rose = now
         if self.limit >= self._most:
             self.limit = math.inf
 
 
 _throttles: dict[str, Throttle] = {}
-_told = 0
+_told: dict[object, int] = {}
 
 
 def throttle_of(server: str) -> Throttle:
@@ -98,20 +103,18 @@ def throttle_of(server: str) -> Throttle:
 
 
 def throttled_requests() -> int:
-    """How many answers said that a store is too busy, to this process or to the one that sends its requests."""
-    return _told + sum(throttle.refused for throttle in list(_throttles.values()))
+    """How many answers said that a store is too busy, to this process or to those that have sent its requests."""
+    return sum(list(_told.values())) + sum(throttle.refused for throttle in list(_throttles.values()))
 
 
-def add_told(refused: int) -> None:
-    """Notes how many such answers the process has had that sends the requests of this one."""
-    global _told
-    _told = max(_told, refused)
+def add_told(helper: object, refused: int) -> None:
+    """Notes how many such answers a process has had so far that sends the requests of this one."""
+    _told[helper] = max(_told.get(helper, 0), refused)
 
 
 def _after_fork() -> None:
     # What is in flight in the parent is not in flight here, and the locks may be held.
-    global _told
-    _told = 0
+    _told.clear()
     _throttles.clear()
 
 
