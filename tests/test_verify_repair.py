@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import shutil
+import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,22 +18,27 @@ from typing import Any
 import pytest
 
 import liveset
+import liveset.tools.verify
 from liveset.cli import main
 from liveset.edit.changes import Keys, SetKeys
 from liveset.edit.commit import commit
 from liveset.edit.keyfiles import KeyWriter
+from liveset.edit.session import DatasetUpdate
 from liveset.edit.splice import splice
 from liveset.errors import Corrupt, DatasetNotFound, ForeignEdit
 from liveset.format.codec import ZSTD_MAGIC, Compression, checksum, compress
 from liveset.format.keytable import KeyColumn
 from liveset.format.stamp import Redirect, Redirects
 from liveset.snapshot import open_snapshot
-from liveset.storage import open_store
+from liveset.storage import Swap, Tag, open_store
 from liveset.storage.local import LocalStore
-from liveset.tools.repair import RepairReport
+from liveset.testing import SimulatedCrash, WrappedStore
+from liveset.tools.repair import RepairReport, Restored
 from liveset.tools.search import Found
 from liveset.tools.verify import Damage
 from tests.support.foreign import make_foreign, write_arrow
+from tests.support.remote import place_at
+from tests.support.services import RemoteFolder
 from tests.support.writing import write_dataset
 
 pytest.importorskip("pyarrow", exc_type=ImportError)
@@ -59,6 +66,11 @@ def plays(tmp_path: Path) -> Path:
 @pytest.fixture
 def backup(plays: Path) -> Path:
     return Path(shutil.copytree(plays, plays.parent / "backup"))
+
+
+@pytest.fixture(autouse=True)
+def _no_commit_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveset.tools.verify, "COMMITS_TAKE", 0)
 
 
 def edit(path: Path, i: int, **fields: Any) -> None:
@@ -140,7 +152,7 @@ def test_an_old_index_that_was_put_back_is_damage(plays: Path) -> None:
     shutil.copy(plays / "_liveset/versions/00000001.json", plays / "older.json")
     (plays / "index.json").unlink()
     (plays / "older.json").rename(plays / "index.json")
-    assert liveset.verify(plays).ok, "nothing says that there was a second version"
+    assert liveset.verify(plays).ok, "nothing proves that there was a second version"
     edit(plays, 1, label=11)
     edit(plays, 1, label=2)
     (plays / "index.json").unlink()
@@ -151,6 +163,16 @@ def test_an_old_index_that_was_put_back_is_damage(plays: Path) -> None:
     assert liveset.verify(plays, version=1).ok
     liveset.repair(plays)
     assert liveset.verify(plays).ok
+
+
+def test_without_an_index_the_error_tells_the_way_back(plays: Path) -> None:
+    for harm in (cut, lose):
+        harm(plays)
+        with pytest.raises((Corrupt, DatasetNotFound), match=r"index\.json.*`liveset repair` puts the newest"):
+            liveset.verify(plays)
+    shutil.rmtree(plays / "_liveset/versions")
+    with pytest.raises(DatasetNotFound, match=r"index\.json file\.$"):
+        liveset.verify(plays)
 
 
 def test_an_index_of_another_program_beside_our_versions_is_damage(plays: Path) -> None:
@@ -372,6 +394,24 @@ def test_the_newest_archived_version_becomes_the_newest(plays: Path, harm: Calla
     assert liveset.verify(plays).ok
 
 
+@pytest.mark.parametrize("keep", [None, 300])
+def test_the_index_of_an_object_store_comes_back(plays: Path, remote_folder: RemoteFolder, keep: int | None) -> None:
+    place = place_at(remote_folder / "plays")
+    liveset.cp(plays, place)
+    store = open_store(place)
+    assert {entry.name for entry in store.list("keys/")} == {"keys/shard-00000.parquet"}, "which the new head must withdraw"
+    head = store.read("index.json")
+    store.delete(["index.json"])
+    if keep is not None:
+        store.write("index.json", head[:keep])
+    report = liveset.repair(place)
+    assert (report.ok, report.version) == (True, 3)
+    with liveset.StreamingDataset(place) as ds:
+        assert (list(ds.keys), list(ds)) == ([f"play-{i}" for i in range(10)], [play(i) for i in range(10)])
+    assert liveset.verify(place).ok
+    assert not liveset.repair(place).done
+
+
 def test_a_copy_gives_the_lost_version_back(plays: Path, backup: Path) -> None:
     expected = content(plays)
     lose(plays)
@@ -395,6 +435,118 @@ def test_a_copy_gives_back_the_last_version_whose_archive_is_damaged(plays: Path
     assert content(plays) == content(plays, 2) == expected
     assert kept(plays) == [damaged]
     stays_repaired(plays, copy=backup)
+
+
+def put_back(path: Path, data: bytes, when: float) -> None:
+    """Do what a backup tool does, with the time that the file had or the present one."""
+    (path / "index.json").unlink()
+    (path / "index.json").write_bytes(data)
+    os.utime(path / "index.json", (when, when))
+
+
+@pytest.mark.parametrize("later", [0, 60])
+def test_an_index_of_the_version_before_may_have_been_put_back(plays: Path, later: int) -> None:
+    edit(plays, 1, label=7)
+    with liveset.dataset_update(plays) as update:
+        del update["play-2"]
+        update.commit()
+    old, when = (plays / "index.json").read_bytes(), (plays / "index.json").stat().st_mtime
+    edit(plays, 3, label=8)
+    expected = content(plays)
+    copy = Path(shutil.copytree(plays, plays.parent / "copy"))
+    put_back(plays, old, when + later)
+    report = liveset.verify(plays)
+    assert (report.ok, report.damaged, len(report.notes)) == (True, (), 1)
+    assert "a version after 4 was begun" in report.notes[0]
+    assert not liveset.repair(plays).done, "without a copy it looks like a commit that did not land"
+    planned = liveset.repair(plays, copy=copy, dry_run=True)
+    done = liveset.repair(plays, copy=copy)
+    assert replace(planned, dry_run=False) == done
+    assert (done.index, done.version) == ("older (version 4) than version 5, whose files are here: version 5 of the copy", 6)
+    assert content(plays) == content(plays, 5) == expected
+    assert kept(plays) == [old]
+    assert (liveset.verify(plays).ok, liveset.verify(plays).notes) == (True, ())
+    stays_repaired(plays, copy=copy)
+    edit(plays, 5, label=1)
+    assert liveset.verify(plays).notes == ()
+
+
+class DiesAtTheSwap(WrappedStore):
+    def swap_head(self, data: bytes, expected: Tag | None, withdraw: Sequence[str] = ()) -> Swap:
+        raise SimulatedCrash
+
+
+def test_a_commit_that_did_not_land_is_not_brought_back(plays: Path, backup: Path) -> None:
+    edit(backup, 3, label=7)
+    update = DatasetUpdate(DiesAtTheSwap(open_store(plays)))
+    update["play-1"] = play(1, label=11)
+    with pytest.raises(SimulatedCrash):
+        update.commit()
+    before = files(plays)
+    assert "_liveset/versions/00000002.json" in before
+    assert not liveset.repair(plays, copy=backup).done, "what the copy has was committed there, and not here"
+    assert files(plays) == before
+    assert (liveset.verify(plays).ok, len(liveset.verify(plays).notes)) == (True, 1)
+    # On object stores the archive is a file of its own, younger than the index.
+    younger = archive(plays, 2)
+    data = younger.read_bytes()
+    younger.unlink()
+    younger.write_bytes(data)
+    os.utime(younger, (time.time() + 60,) * 2)
+    assert liveset.verify(plays).notes == ()
+    edit(plays, 1, label=11)
+    assert (liveset.verify(plays).ok, liveset.verify(plays).notes) == (True, ())
+
+
+def test_a_lost_version_of_which_others_know_nothing_is_not_brought_back(plays: Path) -> None:
+    old, when = (plays / "index.json").read_bytes(), (plays / "index.json").stat().st_mtime
+    edit(plays, 3, label=8)
+    copy = Path(shutil.copytree(plays, plays.parent / "copy"))
+    edit(copy, 3, label=9)
+    put_back(plays, old, when)
+    edit(plays, 7, label=5)
+    os.link(plays / "index.json", archive(plays, 3))
+    assert not liveset.repair(plays, copy=copy).done, "the copy does not continue what was committed since"
+
+
+def test_a_commit_under_way_is_waited_for(plays: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.link(plays / "index.json", archive(plays, 2))  # what it does first
+    assert len(liveset.verify(plays).notes) == 1
+
+    def land(_: float) -> None:
+        monkeypatch.undo()
+        edit(plays, 1, label=11)
+
+    monkeypatch.setattr(liveset.tools.verify, "COMMITS_TAKE", 60)
+    monkeypatch.setattr(time, "sleep", land)
+    report = liveset.verify(plays)
+    assert (report.ok, report.notes) == (True, ())
+    assert open_snapshot(open_store(plays)).version == 3
+
+
+def test_versions_that_are_archived_at_once_raise_no_question(plays: Path) -> None:
+    liveset.purge(plays, ["play-3"])
+    assert liveset.verify(plays).notes == ()
+    lose(plays)
+    liveset.repair(plays)
+    assert liveset.verify(plays).notes == ()
+
+
+def test_an_index_of_another_line_is_replaced_by_what_is_archived(plays: Path, backup: Path) -> None:
+    edit(plays, 1, label=7)
+    expected = content(plays)
+    edit(plays, 1, label=8)
+    edit(backup, 3, label=9)
+    put_back(plays, (other := (backup / "index.json").read_bytes()), 0)
+    (found,) = (damage for damage in liveset.verify(plays).damaged if damage.file == "index.json")
+    assert found.problem == "it is version 3, but another version of that number is archived: it was put back or replaced"
+    with pytest.raises(ForeignEdit):
+        edit(plays, 5, label=1)
+    report = liveset.repair(plays)
+    assert report.index.startswith("another version 3 than the one that is archived: version 3")
+    assert (content(plays), kept(plays)) == (expected, [other])
+    edit(plays, 5, label=1)
+    assert liveset.verify(plays).ok
 
 
 def test_a_copy_that_is_older_or_of_another_dataset_is_not_believed(plays: Path, backup: Path, tmp_path: Path) -> None:
@@ -548,6 +700,142 @@ def test_chunks_without_a_checksum_are_decoded(tmp_path: Path) -> None:
     (backup / "chunk-0-1.bin").write_bytes(good)
     assert liveset.repair(path, copy=backup).ok
     assert (path / "chunk-0-1.bin").read_bytes() == good
+
+
+def archive(path: Path, number: int) -> Path:
+    return path / f"_liveset/versions/{number:08}.json"
+
+
+def test_versions_whose_archive_is_lost_come_back(plays: Path) -> None:
+    for label in (4, 5, 6):
+        edit(plays, 7, label=label)
+    expected = {number: content(plays, number) for number in range(1, 6)}
+    copy = Path(shutil.copytree(plays, plays.parent / "copy"))
+    names = [f"_liveset/versions/{number:08}.json" for number in (4, 2)]
+    for name in names:
+        (plays / name).unlink()
+    report = liveset.repair(plays)
+    assert (report.ok, report.done) == (True, False)
+    assert report.older == tuple(Damage(name, "does not exist, and no vacuum has removed it") for name in names)
+    report = liveset.repair(plays, copy=copy)
+    assert ([restored.file for restored in report.restored], report.older) == (names, ())
+    assert {number: content(plays, number) for number in expected} == expected
+    stays_repaired(plays, copy=copy)
+    shutil.rmtree(plays / "_liveset/versions")
+    assert not liveset.repair(plays).older, "it may be a copy without earlier versions"
+    assert len(liveset.repair(plays, copy=copy).restored) == 4
+    assert {number: content(plays, number) for number in expected} == expected
+
+
+def test_versions_that_were_not_copied_or_forgotten_do_not_come_back(plays: Path) -> None:
+    edit(plays, 7, label=5)
+    alone = plays.parent / "alone"
+    liveset.cp(plays, alone, versions=False)
+    edit(alone, 7, label=6)
+    stays_repaired(alone, copy=plays)
+    assert not liveset.repair(alone).older
+    liveset.tag(plays, "first", 1)
+    copy = Path(shutil.copytree(plays, plays.parent / "copy"))
+    assert liveset.vacuum(plays, keep=1, grace=timedelta(0)).expired
+    stays_repaired(plays, copy=copy)
+    assert not liveset.repair(plays).older
+
+
+def test_versions_of_a_copy_that_was_edited_elsewhere_are_not_ours(plays: Path, backup: Path) -> None:
+    for path, i in ((plays, 1), (backup, 2)):
+        edit(path, i, label=7)
+        edit(path, i, label=8)
+    archive(plays, 3).unlink()
+    report = liveset.repair(plays, copy=backup)
+    assert (report.done, [damage.file for damage in report.older]) == (False, ["_liveset/versions/00000003.json"])
+
+
+def test_an_archive_that_a_purge_did_not_see_does_not_come_back(plays: Path) -> None:
+    edit(plays, 7, label=5)
+    edit(plays, 7, label=6)
+    copy = Path(shutil.copytree(plays, plays.parent / "copy"))
+    archive(plays, 2).unlink()
+    liveset.purge(plays, ["play-5"])
+    edit(plays, 7, label=4)
+    stays_repaired(plays, copy=copy)
+    assert liveset.verify(plays, absent=["play-5"]).found == ()
+    # One that was lost after the purge is without the sample.
+    archive(plays, 3).unlink()
+    assert [restored.file for restored in liveset.repair(plays, copy=copy).restored] == ["_liveset/versions/00000003.json"]
+    assert [found.file for found in liveset.verify(plays, absent=["play-5"]).found] == []
+    with liveset.StreamingDataset(plays, version=3) as ds:
+        assert (ds[0], "play-5" in ds.keys) == (play(0), False)
+
+
+def test_keys_are_published_after_their_tables_have_come_back(plays: Path, backup: Path) -> None:
+    (table,) = (plays / "_liveset/keys").iterdir()
+    cut(plays)
+    table.unlink()
+    assert liveset.repair(plays, copy=backup).ok
+    assert (plays / "keys/shard-00000.parquet").exists()
+
+
+@pytest.mark.parametrize("harm", [damage, Path.unlink])
+def test_an_archive_comes_back_from_the_newest_version_of_a_copy(plays: Path, backup: Path, harm: Callable[[Path], None]) -> None:
+    edit(plays, 7, label=5)
+    expected = content(plays, 2)
+    harm(archive(plays, 2))
+    report = liveset.repair(plays, copy=backup)
+    assert report.restored == (Restored("_liveset/versions/00000002.json", f"{backup}/index.json"),)
+    assert content(plays, 2) == expected
+    stays_repaired(plays, copy=backup)
+
+
+def test_what_another_program_wrote_is_not_taken_from_another_dataset(tmp_path: Path) -> None:
+    for name, count in (("plays", 10), ("other", 6)):
+        write_dataset(tmp_path / name, map(play, range(count)), key="id")
+        make_foreign(tmp_path / name)
+    edit(tmp_path / "plays", 5, label=9)
+    damage(archive(tmp_path / "plays", 0), 0)
+    report = liveset.repair(tmp_path / "plays", copy=tmp_path / "other")
+    assert (report.done, [damage.file for damage in report.older]) == (False, ["_liveset/versions/00000000.json"])
+
+
+def test_an_archive_of_the_newest_version_comes_back_from_the_index(plays: Path) -> None:
+    liveset.purge(plays, ["play-3"])
+    expected = content(plays)
+    damage(archive(plays, 3))
+    (found,) = liveset.verify(plays).damaged
+    assert (found.file, "digest" in found.problem) == ("_liveset/versions/00000003.json", True)
+    with pytest.raises(ForeignEdit):
+        edit(plays, 1, label=2)
+    report = liveset.repair(plays)
+    assert (report.ok, report.version, [restored.file for restored in report.restored]) == (True, 3, [found.file])
+    stays_repaired(plays)
+    edit(plays, 1, label=2)
+    assert content(plays, 3) == expected
+
+
+def test_a_key_table_under_the_name_of_another_one_is_damage(plays: Path, backup: Path) -> None:
+    with liveset.dataset_update(plays) as update:
+        del update["play-2"]
+        update.commit()
+    expected = content(plays)
+    copy = Path(shutil.copytree(plays, plays.parent / "copy"))
+    base, delta = (name for name in sorted(files(plays)) if name.startswith("_liveset/keys/"))
+    (plays / delta).unlink()
+    shutil.copy(plays / base, plays / delta)
+    (found,) = liveset.verify(plays).damaged
+    assert (found.file, found.problem.startswith("is another key table: it has ")) == (delta, True)
+    assert not liveset.repair(plays).ok
+    assert liveset.repair(plays, copy=copy).ok
+    assert content(plays) == expected
+
+
+def test_a_key_table_of_another_dataset_is_damage(plays: Path, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "twin", map(play, range(10)), key="id")
+    (mine,), (other,) = (sorted((path / "_liveset/keys").iterdir()) for path in (plays, tmp_path / "twin"))
+    assert mine.stat().st_size == other.stat().st_size
+    mine.unlink()
+    shutil.copy(other, mine)
+    report = liveset.verify(plays)
+    assert [len(damage.positions) for damage in report.damaged] == [4, 4, 2]
+    assert all("the key tables know 0 keys of its" in damage.problem for damage in report.damaged)
 
 
 def test_without_a_copy_the_damage_is_told(plays: Path) -> None:
@@ -784,6 +1072,14 @@ def test_verify_command_tells_what_the_damage_is_to(plays: Path, capsys: pytest.
     out = call(capsys, "verify", plays)[1]
     assert out.startswith("damaged: 2 of 3 chunks, 1 key table, index.json\n")
     assert out.count(hint) == 1
+
+
+def test_verify_command_tells_what_may_be(plays: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.link(plays / "index.json", archive(plays, 2))
+    code, told, _ = call(capsys, "verify", plays)
+    assert (code, told.splitlines()[-1].startswith("note: a version after 2 was begun: ")) == (0, True)
+    _, told, _ = call(capsys, "verify", plays, "--json")
+    assert len(json.loads(told)["notes"]) == 1
 
 
 def test_verify_command_of_a_version(plays: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from liveset.errors import Corrupt, ForeignEdit, NotFound, StorageError
-from liveset.storage import Store, Swap, version_name
+from liveset.storage import HEAD, Store, Swap, version_name
 
 __all__ = ["StoreTests"]
 
@@ -167,6 +167,24 @@ class StoreTests:
         assert store.read("keys/shard-00000.parquet") == b"keys"
         assert store.swap_head(b"two", one.tag, names) is Swap.SWAPPED
         assert list(store.list("keys/")) == []
+
+    def test_a_head_that_was_removed_is_put_back(self, store: Store) -> None:
+        store.swap_head(b"one", None)
+        one = store.read_head()
+        assert one is not None
+        store.publish("keys/shard-00000.parquet", b"keys", one.tag)
+        store.delete([HEAD])
+        names = ["keys/shard-00000.parquet", "keys/absent.parquet"]
+        assert store.swap_head(b"lost", one.tag, names) in self.refusals
+        assert store.read("keys/shard-00000.parquet") == b"keys"
+        assert store.swap_head(b"two", None, names) is Swap.SWAPPED
+        assert list(store.list("keys/")) == []
+        two = store.read_head()
+        assert two is not None
+        assert two.data == b"two"
+        store.publish("keys/shard-00000.parquet", b"keys", two.tag)
+        assert store.swap_head(b"three", None, names) in self.refusals
+        assert store.read("keys/shard-00000.parquet") == b"keys"
 
     def test_listing_goes_by_prefix(self, store: Store) -> None:
         before = store.now()

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from liveset.edit.changes import files_of
+from liveset.edit.keyfiles import KEYS
 from liveset.edit.retention import QUARANTINE
-from liveset.errors import Conflict, Corrupt, DatasetError, DatasetNotFound, NotFound, StorageError
+from liveset.errors import Conflict, Corrupt, DatasetError, DatasetNotFound, NotFound, StorageError, VersionExpired
 from liveset.format import codec
 from liveset.format.chunk import Buffer, open_chunk, plain_buffer
 from liveset.format.index import ChunkRecord, Index
-from liveset.format.keytable import KeyTable
 from liveset.format.schema import Decoder, Schema
-from liveset.snapshot import Snapshot, archived, redirects_of
-from liveset.storage import Store, version_name
-from liveset.tools.verify import Damage, archived_numbers, damaged_files
+from liveset.format.stamp import HistoryEntry
+from liveset.snapshot import Snapshot, archived, entries, redirects_of
+from liveset.storage import HEAD, Store, version_name
+from liveset.tools.verify import Damage, archived_numbers, check_table, damaged_files
 
 __all__ = ["DamagedFiles", "Restored", "archives", "kept_name"]
 
@@ -34,13 +35,15 @@ class Restored(NamedTuple):
 class DamagedFiles:
     """Finds the damaged files of all versions, and puts back those whose bytes are somewhere."""
 
-    def __init__(self, store: Store, other: Store | None, index: Index) -> None:
-        self._store, self._index = store, index
+    def __init__(self, store: Store, other: Store | None, index: Index, skip: Collection[str] = ()) -> None:
+        self._store, self._index, self._skip = store, index, skip
         self._places = [place for place in (other, store) if place is not None]
         self._other = other
         self._sums: dict[tuple[str, str], str] = {}
         self._listed: dict[str, dict[str, int]] = {}
         self._sources: dict[str, tuple[Store, str]] = {}
+        self.archives: list[Index] = []
+        """The archived versions as they will be."""
 
     @property
     def restored(self) -> list[Restored]:
@@ -49,16 +52,21 @@ class DamagedFiles:
 
     def plan(self) -> tuple[list[Damage], list[Damage]]:
         """Find the bytes of all damaged files; return what will be left of the newest version, and of the earlier ones."""
-        archives, older = self._plan_archives()
+        line = self._line()
+        missing, doubtful = self._missing(line)
+        self.archives, older = self._plan_archives(missing, {entry.version: entry.id for entry in line})
         left = self._plan_of(Snapshot(self._store, self._index), set())
         seen = files_of(self._index)
-        fence = self._index.edit.fence if self._index.edit is not None else None
-        for index in archives:
-            if fence is None or fence.keeps(index.version):
-                # As purges left it: what they erased must not come back.
-                snapshot = Snapshot(self._store, index, redirects_of(self._index))
-                older += [damage._replace(positions=range(0), keys=()) for damage in self._plan_of(snapshot, seen)]
-                seen |= files_of(snapshot.index)
+        for index in self.archives:
+            older += self._plan_earlier(index, seen)
+        files = {file.name for prefix in ("chunk-", KEYS) for file in self._store.list(prefix)} if doubtful else set()
+        files |= self._sources.keys()
+        for entry in doubtful:
+            copy = self._version(entry.version, entry.id)
+            if copy is not None and self._is_whole(copy[0], files):
+                self.archives.append(copy[0])
+                self._sources[version_name(entry.version)] = copy[1]
+                older += self._plan_earlier(copy[0], seen)
         return left, older
 
     def restore(self) -> None:
@@ -79,11 +87,22 @@ class DamagedFiles:
         records = {record.filename: record for record in index.chunks}
         left = []
         for damage in damaged_files(snapshot, skip=seen):
-            source = self._chunk(index, records[damage.file]) if damage.file in records else self._table(damage.file)
+            source = self._chunk(index, records[damage.file]) if damage.file in records else self._table(index, damage.file)
             if source is None:
                 left.append(damage)
                 continue
             self._sources[damage.file] = source
+        return left
+
+    def _plan_earlier(self, index: Index, seen: set[str]) -> list[Damage]:
+        """Find the bytes of the damaged files of an earlier version but those in ``seen``; return what will be left."""
+        fence = self._index.edit.fence if self._index.edit is not None else None
+        if fence is not None and not fence.keeps(index.version):
+            return []
+        # As purges left it: what they erased must not come back.
+        snapshot = Snapshot(self._store, index, redirects_of(self._index))
+        left = [damage._replace(positions=range(0), keys=()) for damage in self._plan_of(snapshot, seen)]
+        seen |= files_of(snapshot.index)
         return left
 
     def _chunk(self, index: Index, record: ChunkRecord) -> tuple[Store, str] | None:
@@ -112,34 +131,69 @@ class DamagedFiles:
                 self._sums[place.url, name] = ""
         return self._sums[place.url, name]
 
-    def _table(self, name: str) -> tuple[Store, str] | None:
+    def _table(self, index: Index, name: str) -> tuple[Store, str] | None:
         """Return where the bytes of a key table are; its name is its own, and it carries its checksum."""
         with suppress(NotFound, Corrupt):
             if self._other is not None:
-                KeyTable(self._other.map(name, 0), name).check()
+                check_table(self._other, index, name)
                 return self._other, name
         return None
 
-    def _plan_archives(self) -> tuple[list[Index], list[Damage]]:
+    def _missing(self, line: Sequence[HistoryEntry]) -> tuple[list[int], list[HistoryEntry]]:
+        """Return the versions that should be archived and are not, and those of which it is not sure that they should."""
+        there = set(archived_numbers(self._store))
+        fence = self._index.edit.fence if self._index.edit is not None else None
+        lost = [entry for entry in line[1:] if entry.version not in there and (fence is None or fence.keeps(entry.version))]
+        lost = [entry for entry in lost if version_name(entry.version) not in self._skip]
+        # Earlier ones may not have been copied along; and from those that a purge did not see, it has not erased its samples.
+        sure = max([entry.version for entry in line if entry.op == "purge"] + [min(there, default=self._index.version)])
+        return [entry.version for entry in lost if entry.version >= sure], [entry for entry in lost if entry.version < sure]
+
+    def _plan_archives(self, missing: Collection[int], known: Mapping[int, str]) -> tuple[list[Index], list[Damage]]:
         """Return the archived versions as they will be, newest first, and those that stay damaged."""
         found, left = [], []
-        edit = self._index.edit
-        known = {entry.version: entry.id for entry in (edit.history if edit is not None else ())}
-        for number in sorted(archived_numbers(self._store), reverse=True):
+        for number in sorted({*archived_numbers(self._store), *missing}, reverse=True):
             name = version_name(number)
+            if name in self._skip:
+                continue
+            index, problem = None, "does not exist, and no vacuum has removed it"
             try:
                 index = archived(self._store, number)
             except Corrupt as error:
-                index = None
-                with suppress(Corrupt):
-                    index = archived(self._other, number) if self._other is not None else None
-                if self._other is not None and index is not None and known.get(number, index.id) == index.id:
-                    self._sources[name] = self._other, name
-                else:
-                    index = None
-                    left.append(Damage(name, str(error)))
-            found += [index] if index is not None else []
+                problem = str(error).removeprefix(f"{self._store.url}/{name} ")
+            if index is None and number == self._index.version:
+                index, self._sources[name] = self._index, (self._store, HEAD)
+            elif index is None and (copy := self._version(number, known.get(number, ""))) is not None:
+                index, self._sources[name] = copy
+            if index is None:
+                left.append(Damage(name, problem))
+            else:
+                found.append(index)
         return found, left
+
+    def _is_whole(self, index: Index, files: Collection[str]) -> bool:
+        """Whether an earlier version has all its files, as purges left it."""
+        index = index.redirected(redirects_of(self._index))
+        tables = index.edit.key_files.tables if index.edit is not None and index.edit.key_files is not None else ()
+        return all(name in files for name in (*tables, *(record.filename for record in index.chunks)))
+
+    def _line(self) -> list[HistoryEntry]:
+        """Return the commits that led to the newest version, newest first, as far back as they are known without a gap."""
+        line: list[HistoryEntry] = []
+        with suppress(VersionExpired, Corrupt):
+            line.extend(entries(self._store, self._index))
+        return line
+
+    def _version(self, number: int, known: str) -> tuple[Index, tuple[Store, str]] | None:
+        """Return an earlier version from the copy, and the file that it is in there; one whose id is known may be the newest there."""
+        for name in (version_name(number), HEAD) if known else (version_name(number),):
+            if self._other is None:
+                break
+            with suppress(NotFound, Corrupt):
+                index = Index.parse(self._other.read(name), name)
+                if index.version == number and index.digest_matches() and index.id == (known or index.id):
+                    return index, (self._other, name)
+        return None
 
     def _publish(self, name: str, data: memoryview) -> None:
         """Put bytes under a name, in one step."""

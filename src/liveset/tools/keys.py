@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from liveset.edit.adopt import adopt_store, remove_unnamed
 from liveset.edit.changes import Change, Keys, SetKeys
-from liveset.edit.commit import check_texts, commit, new_token
+from liveset.edit.commit import check_texts, commit, landed, new_token
 from liveset.edit.keyfiles import KeyWriter
 from liveset.edit.meter import Progress
 from liveset.edit.publish import layout, publish_keys, require_parquet
-from liveset.errors import CommitUnknown, Corrupt, DatasetError, DatasetNotFound, DuplicateKeys, KeysExist
+from liveset.errors import CommitInterrupted, CommitUnknown, Corrupt, DatasetError, DatasetNotFound, DuplicateKeys, KeysExist
 from liveset.format.index import Index
 from liveset.format.keytable import KeyColumn, refuse_duplicates
 from liveset.format.schema import Decoder, Schema
@@ -131,7 +131,7 @@ def build_keys(
 
     try:
         index = commit(store, prepare, base, message=message, author=author)
-    except CommitUnknown:
+    except (CommitUnknown, CommitInterrupted):
         raise
     except BaseException as error:
         if isinstance(error, DatasetError | OSError) or not sent:  # after any other error, such as an exit, the commit may have landed
@@ -139,7 +139,8 @@ def build_keys(
         raise
     finally:
         builder.progress.close()
-    remove_unnamed(store, tables.written, index)
+    with landed(store, index):
+        remove_unnamed(store, tables.written, index)
     publish_keys(store, index)
     assert index.edit is not None
     assert index.edit.key_files is not None

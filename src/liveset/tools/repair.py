@@ -99,8 +99,9 @@ def repair(
 
     * An ``index.json`` that is missing, damaged or older than an archived version is replaced by the newest version that is known: of the
       archived ones, or of ``copy`` if that continues them. It becomes a new version. What only the lost version had is not in it;
-      ``unlisted`` names the chunk files that may hold it. Where no version is known at all, the chunk files are listed by the order in
-      their names with the schema of ``copy``.
+      ``unlisted`` names the chunk files that may hold it. One that was put back from just the version before is replaced where ``copy``
+      has a later one whose files are here: without, it looks like a commit that did not land. Where no version is known at all, the chunk
+      files are listed by the order in their names with the schema of ``copy``.
     * Damaged and missing chunks, key tables and archived versions, those of earlier versions too, get their bytes back from any file in the
       dataset or in ``copy`` that has the right ones: the checksum decides, and where there is none, the name and that all samples decode.
     * Whatever is replaced is kept in ``_liveset/quarantine/``, under a name with its checksum, until a purge or you delete it.
@@ -135,22 +136,23 @@ def repair(
     other = _open_copy(copy, store) if copy is not None else None
     found = _Head(store, other, message, author).find()
     index = found.new
-    files = DamagedFiles(store, other, index)
+    anew = (version_name(found.base.version),) if found.problem else ()  # is archived anew
+    files = DamagedFiles(store, other, index, skip=anew)
     # Everything is looked at before anything is replaced, so that a dry run tells just what is done otherwise.
     left, older = files.plan()
-    if found.problem:
-        older = [damage for damage in older if damage.file != version_name(found.base.version)]  # it is archived anew
     bad = [damage for damage in left if damage.file in {record.filename for record in index.chunks}] if quarantine else []
     left = [damage for damage in left if damage not in bad]
     if bad:
         _check_quarantine(store, index, left)
     version = index.version + bool(bad)
     told = f"{found.problem}: {found.source}" if found.problem else ""
-    unlisted = tuple(_unlisted(store, index)) if found.problem else ()
+    unlisted = tuple(_unlisted(store, [index, *files.archives])) if found.problem else ()
     if not dry_run:
         if found.problem:
             _put(store, found)
         files.restore()
+        if found.problem and index.edit is not None and index.edit.key_files is not None:
+            publish_keys(store, index)
         if bad:
             version = _quarantine(store, index, bad, message, author).version
     return RepairReport(store.url, dry_run, version, told, unlisted, tuple(files.restored), tuple(bad), tuple(left), tuple(older))
@@ -192,6 +194,7 @@ class _Head:
         self._store, self._other = store, other
         self._message, self._author = message, author
         self._newest = _newest_archived(store)
+        self._copied = _newest(other) if other is not None else None
         self._rebuilt: Index | None = None
 
     def find(self) -> _Verdict:
@@ -231,12 +234,29 @@ class _Head:
             )
         if not index.digest_matches():
             return "damaged (its members do not fit the digest of its stamp)", None
-        if self._newest is not None and self._newest.version > index.version:
-            return f"older (version {index.version}) than version {self._newest.version}, which is archived", None
+        newest = self._newest
+        if newest is not None and newest.version > index.version:
+            return f"older (version {index.version}) than version {newest.version}, which is archived", None
+        if newest is not None and newest.version == index.version and index.edit is not None:
+            if newest.source != index.source:
+                return f"another version {index.version} than the one that is archived", None
+            if (later := self._landed(index)) is not None:
+                return f"older (version {index.version}) than version {later.version}, whose files are here", None
         return "", index
 
+    def _landed(self, index: Index) -> Index | None:
+        """Return the version of the copy, if it was committed here after a head that is archived.
+
+        The archive alone does not say so, since a commit makes it before it lands. But nobody else gives files the same names.
+        """
+        later = self._copied
+        if self._other is None or later is None or later.version <= index.version or not self._continues(self._other, later):
+            return None
+        new = files_of(later) - files_of(index)
+        return later if any(entry.name in new for prefix in ("chunk-", KEYS) for entry in self._store.list(prefix)) else None
+
     def _replacement(self, problem: str) -> tuple[Index, str]:
-        newest, other = self._newest, _newest(self._other) if self._other is not None else None
+        newest, other = self._newest, self._copied
         if self._other is not None and other is not None and self._continues(self._other, other):
             return other, f"version {other.version} of the copy"
         if newest is not None:
@@ -358,15 +378,12 @@ def _put(store: Store, found: _Verdict) -> None:
     if new.edit is not None:
         # Archived at once, so that its number is known to be taken if this head is lost, too.
         store.write_once(version_name(new.version), new.to_bytes())
-        if new.edit.key_files is not None:
-            publish_keys(store, new)
 
 
-def _unlisted(store: Store, index: Index) -> Iterator[str]:
-    """Yield the chunk files that no version names."""
-    named = files_of(index)
-    for kept in archives(store):
-        named |= files_of(kept) | files_of(kept.redirected(redirects_of(index)))
+def _unlisted(store: Store, versions: Sequence[Index]) -> Iterator[str]:
+    """Yield the chunk files that no version names, of which the first is the newest."""
+    redirects = redirects_of(versions[0])
+    named = {name for index in versions for name in files_of(index) | files_of(index.redirected(redirects))}
     yield from sorted(entry.name for entry in store.list("chunk-") if entry.name not in named)
 
 

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from liveset.errors import DatasetError, MissingDependency, PickleRefused, UnsupportedFormat
+from liveset.errors import Corrupt, DatasetError, DatasetNotFound, MissingDependency, PickleRefused, UnsupportedFormat
 from liveset.format import codec
 from liveset.format.fields import field_value
-from liveset.format.index import ChunkRecord
+from liveset.format.index import ChunkRecord, Index
 from liveset.format.keytable import Key, KeyTable, normalize_key
 from liveset.format.schema import Decoder, Schema
 from liveset.keystore import open_keys
 from liveset.read.chunks import OpenChunks
-from liveset.snapshot import Snapshot, Version, open_snapshot
-from liveset.storage import HEAD, VERSIONS, Place, Store, has_listing, open_store
+from liveset.snapshot import Snapshot, Version, archived, open_snapshot
+from liveset.storage import HEAD, VERSIONS, Head, Place, Store, has_listing, open_store, version_name
 from liveset.tools.search import Found, Wanted, search
 
 __all__ = ["Damage", "Found", "VerifyReport", "verify"]
 
+_ARCHIVED_AT_ONCE = ("purge", "repair")
+"""Commits whose versions are archived although no other one follows them."""
+COMMITS_TAKE = 1.0
+"""Seconds after which a commit that has archived its parent counts as dead; it is a matter of one file."""
 # So many keys of a damaged chunk are named; their number is that of the positions.
 MOST_KEYS = 100
 
@@ -55,6 +60,7 @@ class VerifyReport:
         damaged: the files that are missing, cut short or changed, and the samples that they hold.
         searched: number of files in which ``absent`` was looked for.
         found: what of it was found, and where.
+        notes: what is no damage, but may be a sign that a version was lost.
     """
 
     path: str
@@ -65,6 +71,7 @@ class VerifyReport:
     damaged: tuple[Damage, ...]
     searched: int = 0
     found: tuple[Found, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -108,21 +115,30 @@ def verify(
     if isinstance(absent, str | bytes):
         raise TypeError("absent= takes a list of keys, texts or bytes, not one of them alone.")
     # What the cache holds says nothing about the files where they lie.
-    snapshot = open_snapshot(open_store(Place.of(path, cache_dir=False)), version)
+    snapshot = _opened(open_store(Place.of(path, cache_dir=False)), version)
     index = snapshot.index
     damaged = []
     if index.edit is not None and not index.digest_matches():
         damaged.append(Damage(HEAD, "another program changed it after its last commit"))
     damaged += damaged_files(snapshot, progress=progress)
     damaged += _wrong_keys(snapshot, skip={damage.file for damage in damaged})
-    if version is None and (number := _newer(snapshot)) is not None:
-        here = f"is version {index.version}" if index.edit is not None else "was written by another program"
-        damaged.append(Damage(HEAD, f"it {here}, but version {number} is archived: it was put back or replaced"))
+    beside, notes = _beside_archives(snapshot) if version is None and has_listing(snapshot.store) else ([], [])
+    damaged += beside
     unchecked = sum(record.check is None for record in index.chunks)
     wanted = list(absent)
     found, searched = search(snapshot.store, wanted) if wanted else ([], 0)
     counts = len(index.chunks), len(snapshot), unchecked
-    return VerifyReport(snapshot.store.url, index.version, *counts, tuple(damaged), searched, tuple(found))
+    return VerifyReport(snapshot.store.url, index.version, *counts, tuple(damaged), searched, tuple(found), tuple(notes))
+
+
+def _opened(store: Store, version: Version | None) -> Snapshot:
+    """Open a version; the error for a lost or damaged index says what brings it back."""
+    try:
+        return open_snapshot(store, version)
+    except (Corrupt, DatasetNotFound) as error:
+        if not (has_listing(store) and archived_numbers(store)):
+            raise
+        raise type(error)(f"{error} Versions are archived: `liveset repair` puts the newest of them in its place.", **vars(error)) from None
 
 
 def archived_numbers(store: Store) -> list[int]:
@@ -131,15 +147,43 @@ def archived_numbers(store: Store) -> list[int]:
     return [int(name) for name in names if name.isdecimal()]
 
 
-def _newer(snapshot: Snapshot) -> int | None:
-    """Return the number of a version that is archived, while the newest one that was opened has a smaller one."""
-    if not has_listing(snapshot.store):
-        return None
-    newest = max(archived_numbers(snapshot.store), default=0)
-    if newest <= snapshot.version:
-        return None
-    head = snapshot.store.read_head()  # others may have committed since it was opened
-    return newest if head is not None and head.data == snapshot.index.to_bytes() else None
+def _beside_archives(snapshot: Snapshot) -> tuple[list[Damage], list[str]]:
+    """Return what is wrong with the newest version beside those that are archived, and what may be."""
+    store, index = snapshot.store, snapshot.named
+    newest = max(archived_numbers(store), default=-1)
+    if newest < index.version or (newest == 0 and index.edit is None):
+        return [], []
+    name = version_name(newest)
+    times = {entry.name: entry.modified for at in (HEAD, VERSIONS) for entry in store.list(at)} if newest == index.version else {}
+    try:
+        same = newest == index.version and archived(store, newest) == index
+    except Corrupt as error:
+        return [Damage(name, str(error).removeprefix(f"{store.url}/{name} is damaged: "))], []
+    head = store.read_head()
+    if head is None or head.data != index.source:
+        return [], []  # others have committed since it was opened
+    if not same:
+        here = f"is version {index.version}" if index.edit is not None else "was written by another program"
+        there = f"version {newest}" if newest > index.version else "another version of that number"
+        return [Damage(HEAD, f"it {here}, but {there} is archived: it was put back or replaced")], []
+    # A commit archives the version that it follows. Of one that did not land, the archive is a second name of the index, or younger.
+    if index.edit is None or index.edit.op in _ARCHIVED_AT_ONCE or times.get(HEAD, times[name]) < times[name] or _replaced(store, head):
+        return [], []
+    note = (
+        f"a version after {index.version} was begun: its commit did not land, or it did and {HEAD} was put back, so that its changes are "
+        "lost. The history ends with the last commit that is there; a repair takes a lost one from a copy of the dataset that has it"
+    )
+    return [], [note]
+
+
+def _replaced(store: Store, head: Head) -> bool:
+    """Whether a head is replaced by the commit that has archived it, if that is under way."""
+    until = time.monotonic() + COMMITS_TAKE
+    while (now := store.read_head()) is not None and now.tag == head.tag:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def damaged_files(
@@ -163,15 +207,25 @@ def damaged_files(
     for name in files.tables if files is not None else ():
         try:
             if name not in skip:
-                KeyTable(snapshot.store.map(name, 0), name).check()
+                check_table(snapshot.store, snapshot.index, name)
         except DatasetError as error:
             problem = _problem(error, snapshot, name)
             hint = "" if "build_keys_index" in problem else " Build the keys again with build_keys_index."
             yield Damage(name, problem + hint)
 
 
+def check_table(store: Store, index: Index, name: str) -> None:
+    """Raise ``Corrupt`` where a key table of a version is damaged, or another one has its name."""
+    buffer = store.map(name, 0)
+    KeyTable(buffer, name).check()
+    files = index.edit.key_files if index.edit is not None else None
+    size = files.sizes.get(name, 0) if files is not None else 0
+    if size and len(buffer) != size:
+        raise Corrupt(f"{name} is another key table: it has {len(buffer)} of {size} bytes.", file=name)
+
+
 def _wrong_keys(snapshot: Snapshot, skip: set[str]) -> Iterator[Damage]:
-    """Yield the chunks whose samples have other keys than their key field says, where the dataset knows such a field."""
+    """Yield the chunks whose samples have no keys, or others than their key field says, where the dataset knows such a field."""
     index = snapshot.index
     field = index.layout_of_keys.get("field")
     files = index.edit.key_files if index.edit is not None else None
@@ -186,15 +240,23 @@ def _wrong_keys(snapshot: Snapshot, skip: set[str]) -> Iterator[Damage]:
     for number, record in enumerate(index.chunks):
         if record.filename in skip or record.erased:
             continue
-        with suppress(DatasetError, LookupError, TypeError):
-            said = [field_value(sample, field) for sample in chunks[number].iterate(0, record.samples)]
-            wrong = [(key, value) for key, value in zip(keys.keys_of(number), said, strict=True) if key != normalize_key(value)]
-            if wrong:
-                key, value = wrong[0]
-                text = f"{len(wrong)} samples have other keys than their field {field!r} says, such as {key!r} where it says {value!r}"
-                positions = range(snapshot.starts[number], snapshot.starts[number + 1])
-                named = tuple(key for key, _ in wrong[:MOST_KEYS])
-                yield Damage(record.filename, f"{text}; build_keys_index makes the keys anew", positions, named)
+        held: list[Key] = []
+        with suppress(DatasetError, LookupError):
+            held = keys.keys_of(number)
+        text, named = "", held
+        if len(held) != record.samples:
+            text = f"the key tables know {len(held)} keys of its {record.samples} samples"
+        else:
+            with suppress(DatasetError, LookupError, TypeError):
+                said = [field_value(sample, field) for sample in chunks[number].iterate(0, record.samples)]
+                wrong = [(key, value) for key, value in zip(held, said, strict=True) if key != normalize_key(value)]
+                if wrong:
+                    named = [key for key, _ in wrong]
+                    told = f"such as {named[0]!r} where it says {wrong[0][1]!r}"
+                    text = f"{len(wrong)} samples have other keys than their field {field!r} says, {told}"
+        if text:
+            positions = range(snapshot.starts[number], snapshot.starts[number + 1])
+            yield Damage(record.filename, f"{text}; build_keys_index makes the keys anew", positions, tuple(named[:MOST_KEYS]))
 
 
 def _problem(error: DatasetError, snapshot: Snapshot, name: str) -> str:
