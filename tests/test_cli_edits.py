@@ -321,6 +321,8 @@ def test_the_first_edit_adopts_a_dataset_of_the_old_tool(name: str, tmp_path: Pa
         (["patch", "PATH", "play-7", "--int", "label=1"], 2, "'play-7' is no integer"),
         (["patch", "PATH", "7", "--int", "label=1"], 1, "are text, not int"),
         (["patch", "PATH", "play-7"], 2, "Missing argument"),
+        (["patch", "PATH", "play-7", "label=1", "label=2"], 2, "the field 'label' is given twice."),
+        (["patch", "PATH", "play-7", "label=1", "['label']=1"], 2, """the field "['label']" is given twice."""),
         (["patch", "PATH", "play-7", "label"], 2, "'label' is not of the form name=value"),
         (["patch", "PATH", "play-7", "=1"], 2, "'=1' is not of the form name=value"),
         (["patch", "PATH", "play-7", "label=x"], 2, """the value of 'label' is not JSON"""),
@@ -352,7 +354,11 @@ def test_the_first_edit_adopts_a_dataset_of_the_old_tool(name: str, tmp_path: Pa
         (["apply", "PATH", "labels.csv", "--format", "xlsx"], 2, "'xlsx' is not one of"),
         (["apply", "PATH", "labels.csv", "--format", "json"], 1, "labels.csv: JSON is malformed"),
         (["apply", "PATH", "labels.csv", "--on-missing", "add"], 2, "'add' is not one of"),
-        (["apply", "PATH", "labels.csv", "--key", "who"], 1, "no column 'who' holds the keys"),
+        (
+            ["apply", "PATH", "labels.csv", "--key", "who"],
+            1,
+            "no column 'who' holds the keys; the columns are 'id', 'label'. Name it with --key.",
+        ),
         (["apply", "PATH", "lables.csv"], 1, "no field 'lable'"),
         (["apply", "PATH", "twice.csv"], 1, "'play-3' occurs more than once"),
         (["apply", "PATH", "new.csv", "--on-missing", "insert"], 1, "new.csv, row 1 (key 'play-10'): the fields pair[0]"),
@@ -402,7 +408,12 @@ def test_a_dataset_without_keys(tmp_path: Path, capsys: pytest.CaptureFixture[st
         code, _, err = call(capsys, argv[0], tmp_path / "keyless", *argv[1:])
         assert code == 1
         assert "keys/" in err
-        assert argv[0] == "apply" or "build it with liveset keys build PATH --field NAME, or" in err
+        said = (
+            "call liveset keys build PATH --field NAME first."
+            if argv[0] == "apply"
+            else "build it with liveset keys build PATH --field NAME, or"
+        )
+        assert said in err
         assert len(err.splitlines()) == 1
 
 
@@ -480,7 +491,7 @@ def test_purge(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert liveset.history(path)[0].message == "request 4711"
     again = ("purge", path, "--keys-from", listed, "--session", "r4711")
     assert call(capsys, *again)[:2] == (0, "the session r4711 was committed already, as version 3\n")
-    assert call(capsys, *again, "--dry-run")[0] == 2
+    assert call(capsys, *again, "--dry-run")[0] == 1
     assert call(capsys, "insert", path, "play-3", "--json", PLAY_3)[0] == 0
     assert call(capsys, *again)[:2] == (0, "the session r4711 was committed already, as version 3\n"), "it does not ask"
     assert "play-3" in ids(path)
@@ -492,10 +503,12 @@ def test_purge_tells_of_what_repairs_have_kept(path: Path, capsys: pytest.Captur
     kept.write_bytes(b"?")
     told_of = "1 damaged file in quarantine (chunk-0-0-0123456789abcdef.bin)"
     assert told(capsys, "purge", path, "play-3", "--dry-run")["quarantined"] == [f"_liveset/quarantine/{kept.name}"]
-    for keys, said in ((["play-3"], f"1 key from version 1, in 1 chunk file and {told_of}"), (["play-77"], told_of)):
+    for keys, said in ((["play-3"], f"1 key from version 1, in 1 chunk file and {told_of}"), (["play-77", "--skip-missing"], told_of)):
         stdin(monkeypatch, "no\n")
         assert f"Erase {said}, for good?" in call(capsys, "purge", path, *keys)[2]
         assert kept.exists()
+    assert "Nothing was changed" in call(capsys, "purge", path, "play-77", "--yes")[2]
+    assert kept.exists()
     assert f"would erase {told_of}; " in call(capsys, "purge", path, "play-77", "--skip-missing", "--dry-run")[1]
     assert f" and {told_of}; " in call(capsys, "purge", path, "play-3", "--yes")[1]
     assert not kept.exists()

@@ -117,6 +117,21 @@ def test_was_committed_answers_what_commit_unknown_asks(tmp_path: Path) -> None:
         liveset.was_committed(tmp_path, "job 6")
 
 
+def test_was_committed_knows_what_a_tag_has_saved_behind_the_cut(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for number in (1, 2):
+        append(store, session=f"job {number}")
+    liveset.tag(tmp_path, "paper", 2)
+    for _ in range(HISTORY + 3):
+        append(store)
+    sweep(store)
+    assert [version.session for version in liveset.history(tmp_path)][-2:] == ["job 2", "job 1"]
+    assert liveset.was_committed(tmp_path, "job 2")
+    assert liveset.was_committed(tmp_path, "job 1")
+    with pytest.raises(VersionExpired, match="cut"):
+        liveset.was_committed(tmp_path, "job 3")
+
+
 def test_an_entry_of_an_older_liveset_has_no_author(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     append(store)

@@ -13,12 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import liveset
+from liveset.edit.changes import HISTORY
 from liveset.edit.versions import list_versions
 from liveset.errors import DatasetExists, OverwriteConflict, PickleRefused, SampleError, SchemaConflict, WorkerError
 from liveset.format.index import Index
@@ -306,6 +309,16 @@ def test_session_is_committed_once(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert len(calls) == 3
     optimize(pair, range(3), tmp_path, session="job-8", mode="append")
     optimize(pair, range(3), tmp_path, session="job-8", mode="append")
+    assert len(read(tmp_path)) == 6
+
+
+def test_sessions_go_on_after_the_history_was_cut(tmp_path: Path) -> None:
+    optimize(pair, range(3), tmp_path)
+    for number in range(HISTORY + 2):
+        liveset.set_attributes(tmp_path, number=number)
+    liveset.vacuum(tmp_path, keep=1, grace=timedelta(0))
+    for _ in range(2):
+        optimize(pair, range(3), tmp_path, session="job-9", mode="append")
     assert len(read(tmp_path)) == 6
 
 

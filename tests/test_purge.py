@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -47,7 +50,7 @@ from liveset.lease import Lease, pin
 from liveset.read.chunks import OpenChunks
 from liveset.read.dataset import StreamingDataset
 from liveset.snapshot import Snapshot, open_snapshot
-from liveset.storage import HEAD, Entry, Store, Swap, open_store, version_name
+from liveset.storage import HEAD, VERSIONS, Entry, Store, Swap, open_store, version_name
 from liveset.storage.local import LocalStore
 from liveset.testing import FaultyStore, LossyStore, MemoryStore, SimulatedCrash, WrappedStore
 from liveset.testing.invariants import check_dataset, unneeded_files
@@ -292,7 +295,7 @@ def test_a_key_that_only_tombstones_know_leaves_the_tables(path: Path) -> None:
 
 def test_missing_keys(path: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.is_file() and file.name != "lock"}
-    with pytest.raises(KeyNotFound, match="'nobody' occurs in no version") as caught:
+    with pytest.raises(KeyNotFound, match=r"'nobody' occurs in no version .* Nothing was changed. .*on_missing=\"skip\"") as caught:
         liveset.purge(path, ["k1", "nobody"])
     assert vars(caught.value)["keys"] == ("nobody",)
     report = liveset.purge(path, ["nobody"], on_missing="skip")
@@ -403,10 +406,40 @@ def test_a_damaged_file_is_told_and_nothing_changes(path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(Corrupt, match=file.name):
+    with pytest.raises(Corrupt, match=file.name) as info:
         liveset.purge(path, ["k0"])
+    assert vars(info.value)["versions"] == (1,)
     assert StreamingDataset(path).version == 3
     assert unneeded_files(open_store(path)) == set()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
+@pytest.mark.parametrize(("key", "versions"), [("k2", (2,)), ("k5", (1, 2, 3))])
+def test_the_commands_that_the_error_of_a_damaged_file_names_lead_to_the_end(
+    path: Path, key: str, versions: tuple[int, ...], damage: str
+) -> None:
+    main = pytest.importorskip("liveset.cli").main
+    liveset.tag(path, "paper", 2)
+    version = open_snapshot(open_store(path), 2)
+    file = path / version.index.chunks[version.locate(int(key[1:]))[0]].filename
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if damage == "flipped" else data[:20])
+    if damage == "missing":
+        file.unlink()
+    versions = (*versions, 4) if 3 in versions else versions
+    before = StreamingDataset(path).version
+    with pytest.raises((Corrupt, NotFound), match=f"{file.name} .*No sample was erased.*once the tag paper") as info:
+        liveset.purge(path, [key])
+    assert (vars(info.value)["versions"], StreamingDataset(path).version) == (versions, before)
+    liveset.untag(path, "paper")
+    copy, *commands = re.findall("`(liveset [^`]*)`", str(info.value).partition("No sample was erased")[2])
+    assert "--copy COPY" in copy
+    assert [command.split()[1] for command in commands] == (["repair", "vacuum"] if 4 in versions else ["vacuum"])
+    for command in commands:
+        with suppress(SystemExit):
+            main(shlex.split(command)[1:])
+    liveset.purge(path, [key], on_missing="skip")
+    assert liveset.verify(path, absent=words(int(key[1:]))).ok
 
 
 def test_version_0_has_its_keys_when_the_first_edit_took_some_away(tmp_path: Path) -> None:
@@ -679,21 +712,26 @@ def test_a_vacuum_finishes_a_purge_whatever_its_grace(path: Path, monkeypatch: p
     assert content(path, 1) == without({1: ORIGINAL}, "k1")[1]
 
 
+def forget(path: Path) -> None:
+    """Have all versions but the newest forgotten, whose files are as young as the grace allows."""
+    for file in (path / HEAD, *(path / VERSIONS).glob("*")):
+        os.utime(file, (file.stat().st_mtime - 2 * DAY.total_seconds(),) * 2)
+    assert liveset.vacuum(path, keep=0, grace=DAY).expired[:2] == (1, 2)
+
+
 def test_files_that_no_version_names_go_as_well(path: Path) -> None:
-    liveset.vacuum(path, keep=0, grace=DAY)
+    forget(path)
     assert liveset.verify(path, absent=["secret1s"]).found, "they are as young as the grace allows"
     liveset.purge(path, ["k1"])
     assert liveset.verify(path, absent=words(1)).ok
 
 
-@pytest.mark.parametrize("on_missing", ["skip", "error"])
-def test_files_of_a_forgotten_version_go_when_no_version_has_the_key(path: Path, on_missing: Any) -> None:
+def test_files_of_a_forgotten_version_go_when_no_version_has_the_key_and_that_is_fine(path: Path) -> None:
     liveset.compact(path, keys=True)
-    liveset.vacuum(path, keep=0, grace=DAY)
+    forget(path)
     assert liveset.verify(path, absent=words(2)).found
     before = content(path)
-    with pytest.raises(KeyNotFound) if on_missing == "error" else nullcontext():
-        assert liveset.purge(path, ["k2"], on_missing=on_missing).bytes_freed > 0
+    assert liveset.purge(path, ["k2"], on_missing="skip").bytes_freed > 0
     assert liveset.verify(path, absent=words(2)).ok
     assert content(path) == before
     assert next(entry.op for entry in liveset.history(path)) == "fence"
@@ -706,8 +744,7 @@ def test_what_writers_left_who_died_after_a_purge_goes_with_the_next(path: Path)
     liveset.purge(path, ["k5"])
     (path / "chunk-0-0-00112233445566aa.bin").write_bytes(held)
     assert liveset.verify(path, absent=words(5)).found
-    with pytest.raises(KeyNotFound, match="No sample was erased"):
-        liveset.purge(path, ["k5"])
+    liveset.purge(path, ["k5"], on_missing="skip")
     assert liveset.verify(path, absent=words(5)).ok
 
 
@@ -743,19 +780,27 @@ def test_what_repairs_have_kept_goes_as_well(repaired: Path) -> None:
     assert liveset.purge(path, ["k3"]).quarantined == ()
 
 
-@pytest.mark.parametrize("on_missing", ["skip", "error"])
-def test_what_repairs_have_kept_goes_when_no_version_has_the_key(repaired: Path, on_missing: Any) -> None:
-    with pytest.raises(KeyNotFound) if on_missing == "error" else nullcontext():
-        assert len(liveset.purge(repaired, ["forgotten"], on_missing=on_missing).quarantined) == 2
+def test_what_repairs_have_kept_goes_when_no_version_has_the_key_and_that_is_fine(repaired: Path) -> None:
+    assert len(liveset.purge(repaired, ["forgotten"], on_missing="skip").quarantined) == 2
     assert quarantined(repaired) == []
     assert content(repaired) == THIRD
+
+
+@pytest.mark.parametrize("keys", [["forgotten"], ["k1", "forgotten"], []])
+def test_a_purge_of_keys_that_nobody_has_leaves_every_file(repaired: Path, keys: list[str]) -> None:
+    (repaired / "chunk-0-0-00112233445566aa.bin").write_bytes(b"of a run that has not committed")
+    before = {file: file.read_bytes() for file in repaired.rglob("*") if file.is_file() and file.name != "lock"}
+    with pytest.raises(KeyNotFound, match="Nothing was changed") if keys else nullcontext():
+        report = liveset.purge(repaired, keys)
+        assert (report.keys, report.quarantined, report.bytes_freed, report.dry_run) == (0, (), 0, False)
+    assert {file: file.read_bytes() for file in repaired.rglob("*") if file.is_file() and file.name != "lock"} == before
 
 
 def test_a_purge_that_cannot_be_done_leaves_what_repairs_have_kept(repaired: Path) -> None:
     kept = quarantined(repaired)
     file = open_snapshot(open_store(repaired)).index.chunks[0].filename
     (repaired / file).write_bytes((repaired / file).read_bytes()[:-1] + b"?")
-    with pytest.raises(Corrupt, match=r"repair it first.*quarantine=True") as info:
+    with pytest.raises(Corrupt, match=r"liveset repair .*--copy.*--quarantine") as info:
         liveset.purge(repaired, ["k0"])
     assert not hasattr(info.value, "__notes__")
     assert quarantined(repaired) == kept
@@ -797,11 +842,16 @@ def test_after_a_crash_nothing_that_repairs_have_kept_is_beside_a_version_withou
     assert (True, 0) in outcomes
 
 
-def test_what_a_repair_keeps_while_a_purge_runs_goes_as_well(repaired: Path) -> None:
+@pytest.mark.parametrize("session", [None, "job"])
+def test_what_a_repair_keeps_after_the_commit_of_a_purge_stays(repaired: Path, session: str | None) -> None:
     store = in_memory(repaired)
     late = "_liveset/quarantine/chunk-0-0-00112233445566aa.bin"
-    assert late in purge_store(AfterSwap(store, lambda: store.write(late, b"secret0s")), ["k0"], policy=AT_ONCE).quarantined
-    assert list(store.list("_liveset/quarantine/")) == []
+    kept = quarantined(repaired)
+    report = purge_store(AfterSwap(store, lambda: store.write(late, b"of a repair")), ["k0"], session=session, policy=AT_ONCE)
+    assert list(report.quarantined) == kept
+    if session is not None:
+        assert purge_store(store, ["k0"], session=session, policy=AT_ONCE).quarantined == ()
+    assert [entry.name for entry in store.list("_liveset/quarantine/")] == [late]
 
 
 # --- crashes and races ----------------------------------------------------------------------------------------------
@@ -843,7 +893,7 @@ def template(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("when", ["before", "after", "torn"])
-@pytest.mark.parametrize("again", ["session", "skip", "error", "vacuum"])
+@pytest.mark.parametrize("again", ["session", "skip", "vacuum"])
 def test_a_crash_at_any_call_leaves_all_versions_whole_and_the_next_one_finishes(template: Path, when: Any, again: str) -> None:
     foreign = open_snapshot(LocalStore(template)).version == 0
     keys = ["k1"] if foreign else ["k1", "k2"]
@@ -865,8 +915,7 @@ def test_a_crash_at_any_call_leaves_all_versions_whole_and_the_next_one_finishes
             vacuum_store(store, grace=DAY, policy=AT_ONCE)
         else:
             session = "job" if again == "session" else None
-            with pytest.raises(KeyNotFound) if done and again == "error" else nullcontext():
-                purge_store(store, keys, policy=AT_ONCE, session=session, on_missing="skip" if again == "skip" else "error")
+            purge_store(store, keys, policy=AT_ONCE, session=session, on_missing="skip" if again == "skip" else "error")
         check_dataset(store)
         assert [f for f in search(store, [*keys, *(f"secret{key[1:]}s" for key in keys)])[0] if "keys/shard" not in f.file] == [], (
             f"call {call} {calls[call - 1]}"
@@ -878,10 +927,10 @@ def test_a_crash_at_any_call_leaves_all_versions_whole_and_the_next_one_finishes
     assert outcomes == {False, True}
 
 
-@pytest.mark.parametrize("again", ["session", "skip", "error", "vacuum"])
+@pytest.mark.parametrize("again", ["session", "skip", "vacuum"])
 def test_a_purge_that_never_came_to_delete_is_finished_also_for_versions_that_had_been_forgotten(path: Path, again: str) -> None:
+    forget(path)
     store = in_memory(path)
-    vacuum_store(store, keep=0, grace=DAY, policy=AT_ONCE)
 
     def die() -> None:
         raise SimulatedCrash
@@ -892,9 +941,8 @@ def test_a_purge_that_never_came_to_delete_is_finished_also_for_versions_that_ha
     if again == "vacuum":
         vacuum_store(store, grace=DAY, policy=AT_ONCE)
     else:
-        with pytest.raises(KeyNotFound) if again == "error" else nullcontext():
-            session = "job" if again == "session" else None
-            purge_store(store, ["k1"], policy=AT_ONCE, session=session, on_missing="skip" if again == "skip" else "error")
+        session = "job" if again == "session" else None
+        purge_store(store, ["k1"], policy=AT_ONCE, session=session, on_missing="skip" if again == "skip" else "error")
     assert search(store, words(1))[0] == []
     check_dataset(store)
 
@@ -967,6 +1015,13 @@ def test_a_session_is_done_once(path: Path) -> None:
     first = liveset.purge(path, ["k1"], session="request 7")
     again = liveset.purge(path, ["k1"], session="request 7")
     assert again.version == first.version == StreamingDataset(path).version
+    for number in range(3):
+        liveset.set_attributes(path, number=number)
+    liveset.vacuum(path, keep=1, grace=timedelta(0))
+    assert liveset.purge(path, ["k1"], session="request 7").version == first.version
+    with pytest.raises(VersionExpired):  # and nothing stands in its place
+        StreamingDataset(path, version=first.version)
+    assert not (path / version_name(first.version)).exists()
 
 
 @pytest.mark.parametrize("plan", ["al", "axl", "aadr", "lr", "aadddd", "adddd"])

@@ -89,6 +89,12 @@ def test_the_same_session_restores_once(tmp_path: Path) -> None:
     assert liveset.StreamingDataset(tmp_path / "ds")[:] == [7]
     assert liveset.was_committed(tmp_path / "ds", "undo")
     assert not liveset.was_committed(tmp_path / "ds", "redo")
+    liveset.vacuum(tmp_path / "ds", keep=1, grace=timedelta(0))
+    assert liveset.restore(tmp_path / "ds", 1, session="undo") == 3
+    assert liveset.restore(tmp_path / "ds", 4, session="undo") == 3
+    with pytest.raises(VersionExpired):
+        liveset.restore(tmp_path / "ds", 1, session="redo")
+    assert liveset.StreamingDataset(tmp_path / "ds")[:] == [7]
 
 
 BASE = line(None, Append(CONFIG, (ChunkRecord("a", 1, 1),)), Overwrite(CONFIG, (ChunkRecord("b", 1, 1),)))

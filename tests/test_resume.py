@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liveset.edit.vacuum import vacuum
+from liveset.edit.vacuum import vacuum_store
 from liveset.errors import DatasetExists, KeyConflict, WorkerError
 from liveset.format.index import Index
 from liveset.read.dataset import StreamingDataset
@@ -456,7 +457,9 @@ def test_a_run_killed_after_its_commit_whose_version_was_vacuumed(tmp_path: Path
     optimize(late, range(3), out, mode="append", nullable=["late"])
     tag(str(out), "both")
     optimize(late, range(5), out, mode="overwrite")
-    assert vacuum(str(out), keep=1).expired == (1, 3)  # that is recent, so the checkpoint stays
+    report = vacuum_store(LocalStore(out), keep=1, grace=timedelta(0), spare=timedelta(days=1))
+    assert report.expired == (1, 3)
+    assert "checkpoint" not in report.deleted
     again(out, "append")
     assert read(out) == [late(i) for i in range(5)]
     assert not (out / "_liveset" / "staged").exists()

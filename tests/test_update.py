@@ -7,6 +7,7 @@ import io
 import os
 import random
 import struct
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from liveset.edit import pending as pending_module
 from liveset.edit import staging
 from liveset.edit.adopt import adopt
 from liveset.edit.changes import SetAttributes
-from liveset.edit.commit import commit
+from liveset.edit.commit import Policy, commit
 from liveset.edit.report import UpdateResult
 from liveset.edit.rewrite import Splicer
 from liveset.edit.session import DatasetUpdate, dataset_update
 from liveset.edit.staging import Kind, Staged, StagedEdits
 from liveset.errors import (
+    CommitUnknown,
     Corrupt,
     DatasetNotFound,
     KeyConflict,
@@ -40,6 +42,7 @@ from liveset.format.schema import Decoder, Encoder, Schema
 from liveset.snapshot import open_snapshot
 from liveset.storage import open_store
 from liveset.storage.local import LocalStore
+from liveset.testing import LossyStore
 from liveset.testing.disk import FailingFiles
 from liveset.testing.invariants import check_dataset
 from liveset.testing.strategies import same
@@ -356,6 +359,31 @@ def test_a_session_is_committed_once(path: Path) -> None:
             assert update.commit().version == 2
     assert read(path)[3]["text"] == "first"
     assert len(list(path.glob("chunk-*"))) == 6, "the files of the second try are gone"
+
+
+def test_a_session_is_committed_once_also_where_a_vacuum_has_forgotten_its_version(path: Path) -> None:
+    for text in ("first", "again"):
+        with dataset_update(path, session="job-7") as update:
+            update["k3"] = sample(3, text)
+            assert update.commit().version == 2
+        put(path, 4)
+        liveset.vacuum(path, keep=1, grace=timedelta(0))
+    assert read(path)[3]["text"] == "first"
+    assert liveset.verify(path).ok
+
+
+def test_what_an_unknown_commit_has_written_stays_for_versions_after_it(path: Path) -> None:
+    store = LossyStore(LocalStore(path), "dddd")
+    update = DatasetUpdate(store, policy=Policy(first_pause=0))
+    update["k3"] = sample(3, "first")
+    with pytest.raises(CommitUnknown):
+        update.commit()
+    store.deliver()
+    liveset.tag(path, "paper", liveset.set_attributes(path, name="as printed"))
+    put(path, 3)
+    liveset.vacuum(path, keep=1, grace=timedelta(0))
+    assert update.commit().version == 2  # which is forgotten, so nobody knows what it consisted of
+    assert liveset.StreamingDataset(path, version="paper")["k3"] == sample(3, "first")
 
 
 # --- layouts and leaf types -----------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from liveset.format.index import ChunkRecord, Index
 from liveset.format.stamp import KeyFiles
 from liveset.lease import LIFE, leased_versions, pin
 from liveset.snapshot import Snapshot, open_snapshot
-from liveset.storage import Buffer, Entry, Store, open_store, version_name
+from liveset.storage import VERSIONS, Buffer, Entry, Store, open_store, version_name
 from liveset.storage.files import Files
 from liveset.storage.local import LocalStore
 from liveset.testing import FaultyStore, MemoryStore, SimulatedCrash, WrappedStore
@@ -362,6 +362,25 @@ def test_files_within_the_grace_survive_a_vacuum_and_are_committed(store: Memory
     assert sweep(store, DAY, DAY).version is not None
     commit(store, Append(CONFIG, (staged,)), base)
     check_dataset(store)
+
+
+@pytest.mark.parametrize("keep", [0, 1, timedelta(0)])
+def test_the_version_that_a_writer_began_with_stays_for_the_grace_however_few_are_kept(store: MemoryStore, keep: Any) -> None:
+    store._time += timedelta(days=365)  # the base is a year old
+    base = open_snapshot(store).index
+    staged = chunk(store)
+    for _ in range(3):
+        store._time += timedelta(hours=5)
+        append(store)
+        sweep(store, keep, DAY)
+    commit(store, Append(CONFIG, (staged,)), base)
+    check_dataset(store)
+    store._time += 2 * DAY
+    append(store)
+    store._time += 2 * DAY
+    assert sweep(store, keep, DAY).kept[0] > base.version
+    with pytest.raises(SessionExpired, match=f"version {base.version}"):
+        commit(store, Append(CONFIG, (chunk(store),)), base)
 
 
 def test_a_base_that_expired_is_never_skipped_over(store: MemoryStore) -> None:
@@ -843,6 +862,33 @@ def test_a_run_that_a_vacuum_without_grace_ran_over_says_so_and_leaves_nothing(t
     assert unneeded_files(open_store(path)) == set()
 
 
+@pytest.mark.parametrize("writer", ["append", "transform", "update"])
+def test_a_vacuum_that_keeps_one_version_lets_everybody_end_who_began_within_the_grace(tmp_path: Path, writer: str) -> None:
+    path, options = tmp_path / "ds", dict[str, Any](num_workers=1, verbose=False)
+    liveset.optimize(lambda n: {"n": n, "id": f"k{n}"}, range(4), path, chunk_size=2, key_fn="id", **options)
+
+    def others(sample: Any) -> Any:
+        if sample["n"] in (3, 13):
+            for number in range(2):
+                liveset.optimize(lambda n: {"n": n, "id": f"k{n}"}, [20 + number], path, mode="append", key_fn="id", **options)
+                liveset.vacuum(path, keep=1)
+        return {**sample, "n": -sample["n"]}
+
+    if writer == "append":
+        new = (others({"n": n, "id": f"k{n}"}) for n in range(10, 15))
+        liveset.optimize(lambda sample: sample, new, path, mode="append", key_fn="id", **options)
+    elif writer == "transform":
+        liveset.transform(path, others, num_workers=1, verbose=False)
+    else:
+        with liveset.dataset_update(path) as update:
+            update["k3"] = others({"n": 3, "id": "k3"})
+            update.commit()
+    found = [sample["n"] for sample in liveset.StreamingDataset(path)]
+    first = [0, -1, -2, -3] if writer == "transform" else [0, 1, 2, -3 if writer == "update" else 3]
+    assert found == [*first, 20, 21, *([-n for n in range(10, 15)] if writer == "append" else [])]
+    assert liveset.verify(path).ok
+
+
 @pytest.mark.parametrize(
     ("member", "value"),
     [
@@ -885,10 +931,12 @@ def test_members_of_a_fence_that_are_not_known_survive(store: MemoryStore) -> No
 
 # Version 0: what another program wrote, in files that only its index says are ours
 
+HEADS = ("index.json", f"{VERSIONS}*")
 
-def ages(path: Path, days: float) -> None:
-    """Make all chunks look so many days old."""
-    for file in path.glob("chunk-*"):
+
+def ages(path: Path, days: float, *patterns: str) -> None:
+    """Make files look so many days older: all chunks and versions, if not told which."""
+    for file in (file for pattern in patterns or ("chunk-*", *HEADS) for file in path.glob(pattern)):
         old = file.stat().st_mtime - days * 86_400
         os.utime(file, (old, old))
 
@@ -898,6 +946,8 @@ def test_files_of_another_program_go_when_they_are_old_enough_whenever_their_ver
     write_foreign(path, [{"id": f"k{i}", "n": i} for i in range(10)])
     plain = {file.name for file in path.glob("chunk-*")}
     liveset.adopt(path)
+    assert liveset.vacuum(path, keep=0).expired == (), "it was the newest version within the grace"
+    ages(path, 2, *HEADS)
     report = liveset.vacuum(path, keep=0)
     assert (report.expired, report.kept, report.files, report.unknown) == ((0,), (1, 2), 0, ())
     with pytest.raises(VersionExpired):
@@ -929,6 +979,7 @@ def test_files_of_another_program_stay_as_long_as_a_version_needs_them(tmp_path:
     assert "chunk" not in liveset.vacuum(path, keep=0).deleted
     assert [sample["n"] for sample in liveset.StreamingDataset(path, version="first")] == list(range(10))
     liveset.untag(path, "first")
+    ages(path, 2)
     assert set(liveset.vacuum(path, keep=0).deleted["chunk"]) == plain
 
 

@@ -26,7 +26,6 @@ The tree, grouped by what a caller would do about it::
     │   ├── OverwriteConflict              the dataset was replaced, or appeared, meanwhile
     │   └── SchemaConflict                 samples do not fit the schema of the dataset
     ├── CommitUnknown                      nobody knows yet whether the commit landed; its files are kept
-    │   └── CommitInterrupted (KeyboardInterrupt)   Ctrl-C came while it was sent
     ├── UnsafeStore                        no file locks here: commits cannot be made safe
     ├── ForeignEdit                        another program replaced index.json
     ├── FormatError (ValueError)
@@ -35,6 +34,9 @@ The tree, grouped by what a caller would do about it::
     ├── MissingDependency (ModuleNotFoundError)   an optional package is needed; the message names it
     └── StorageError (OSError)             the disk or the network failed
         └── AccessDenied (PermissionError)     an object store refuses the credentials, or found none
+
+    KeyboardInterrupt
+    └── CommitInterrupted                  Ctrl-C came in a commit, or right after it: `version` tells whether it landed
 
 Each error is also the builtin that a caller would catch. Keyword arguments become attributes, and errors survive pickling, so that they can
 cross process boundaries.
@@ -235,8 +237,22 @@ class CommitUnknown(DatasetError):
     session: str = ""
 
 
-class CommitInterrupted(CommitUnknown, KeyboardInterrupt):
-    """Ctrl-C came while a commit was on its way to an object store: it may have landed, or land yet."""
+class CommitInterrupted(KeyboardInterrupt):
+    """Ctrl-C came while a commit was on its way, so that it may have landed or land yet, or when it had landed and the rest was not done.
+
+    It ends programs as any Ctrl-C does: neither ``except Exception`` nor ``except DatasetError`` catches it.
+
+    Attributes:
+        version: that was committed; None where nobody knows yet whether it was.
+        session: identifies the commit: ``was_committed(path, error.session)`` tells what became of it.
+    """
+
+    version: int | None = None
+    session: str = ""
+
+    def __init__(self, message: str = "", **attributes: Any) -> None:
+        super().__init__(message)
+        self.__dict__.update(attributes)
 
 
 class UnsafeStore(DatasetError):

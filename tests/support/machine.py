@@ -312,8 +312,8 @@ class DatasetMachine(ComparingMachine):
             assert self.place.entries().keys() == before
         cutoff = self.place.store.now() - timedelta(hours=grace, seconds=1)
         leased = self.leased | checks.ghosts(self.place, self.leased)
-        allowed = self.model.retained(keep, leased, at_most=True, late=self.place.late)
-        needed = self.model.retained(keep, self.leased)
+        allowed = self.model.retained(keep, leased, grace=options["grace"], at_most=True, late=self.place.late)
+        needed = self.model.retained(keep, self.leased, grace=options["grace"])
         self.place.gate.arm(crash)
         report = None
         try:

@@ -14,7 +14,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit; errors of the library become one line on stderr and exit code 1."""
     from liveset.cli.app import app
     from liveset.cli.usage import reworded
-    from liveset.errors import DatasetError
+    from liveset.errors import CommitInterrupted, DatasetError
 
     try:
         app(list(sys.argv[1:] if argv is None else argv), prog_name="liveset")
@@ -25,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except SystemExit as done:
         if isinstance(done.__context__, BrokenPipeError):  # typer has made an error of it
             _stop_quietly()
+        if done.__context__ is not None and isinstance(ended := done.__context__.__context__, CommitInterrupted):  # the same
+            print(f"liveset: {reworded(str(ended))}", file=sys.stderr)
         raise
     except (OSError, UnicodeEncodeError) as error:
         # A full disk behind a redirection, a terminal that cannot show the text, a working directory that is gone

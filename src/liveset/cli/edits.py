@@ -352,7 +352,7 @@ def committed(path: Place, session: str | None) -> int | None:
     if session is None:
         return None
     store = open_store(path)
-    found = find_session(store, open_snapshot(store).index, session, to_the_end=False)
+    found = find_session(store, open_snapshot(store).index, session)
     return found.version if found is not None else None
 
 

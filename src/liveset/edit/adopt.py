@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 from liveset.edit.changes import Adopt, files_of
-from liveset.edit.commit import Policy, commit, new_token
+from liveset.edit.commit import Policy, commit, landed, new_token
 from liveset.edit.keyfiles import KeyWriter
 from liveset.edit.splice import fresh_name
 from liveset.errors import CommitUnknown, DatasetError
@@ -73,7 +73,8 @@ def adopt_store(store: Store, *, message: str = "", author: str = "", keys: bool
     except (DatasetError, OSError):
         remove_unnamed(store, adoption.written, None)
         raise
-    remove_unnamed(store, adoption.written, index)
+    with landed(store, index):
+        remove_unnamed(store, adoption.written, index)
     return index
 
 

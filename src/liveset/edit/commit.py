@@ -10,16 +10,16 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from itertools import takewhile
 from typing import TypeAlias
 
 from liveset.edit.changes import Change, Stamp, apply, files_of, keeps_places, staged_files
-from liveset.edit.rebase import check_rebase
+from liveset.edit.rebase import check_rebase, keeps
 from liveset.edit.versions import entries, entries_since, find_session
 from liveset.errors import (
     CommitInterrupted,
@@ -36,7 +36,7 @@ from liveset.format.index import Index
 from liveset.format.stamp import WRITE_FEATURES, HistoryEntry
 from liveset.storage import HEAD, VERSIONS, Head, Store, Swap, version_name
 
-__all__ = ["Policy", "Prepare", "check_texts", "commit", "new_token"]
+__all__ = ["Policy", "Prepare", "check_texts", "commit", "landed", "new_token"]
 
 _log = logging.getLogger("liveset")
 
@@ -95,9 +95,11 @@ def commit(
 ) -> Index:
     """Commits a change that was made for ``base`` (None: for a place without a dataset) and returns the new version.
 
-    A ``session`` names the work: if it is in the history already, its version is returned and nothing is committed twice. Raises
+    A ``session`` names the work: if it is in the history already, its version is returned and nothing is committed twice; of one that a
+    vacuum has forgotten (``rebase.keeps`` is false for it) only the stamp is right, and the rest is that of the newest one. Raises
     ``Conflict`` when the change does not fit what was committed since ``base``, and ``CommitUnknown`` when the store does not say whether
-    it landed; after that the same call with the same session settles it. ``resumed`` says that files of the change may be older
+    it landed; after that the same call with the same session settles it. Ctrl-C is ``CommitInterrupted`` from where it may come too late
+    on; what its caller does after the commit goes into ``landed``. ``resumed`` says that files of the change may be older
     than the base.
 
     ``SessionExpired`` is raised when a vacuum ran since, and may have deleted the files of the change or the base itself.
@@ -117,6 +119,25 @@ def check_texts(**texts: str | None) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"{name}= is not valid Unicode: {error}.") from error
+
+
+@contextmanager
+def landed(store: Store, index: Index, left: str = "") -> Iterator[None]:
+    """Makes Ctrl-C in what is done after a commit tell that there is a new version, and what is ``left`` to do."""
+    try:
+        yield
+    except CommitInterrupted:
+        raise
+    except KeyboardInterrupt as error:
+        raise _interrupted_after(store, index, left) from error
+
+
+def _interrupted_after(store: Store, index: Index, left: str = "") -> CommitInterrupted:
+    return CommitInterrupted(
+        f"version {index.version} of {store.url} is committed, but what follows was interrupted{left and f': {left}'}.",
+        version=index.version,
+        session=index.edit.session if index.edit is not None else "",
+    )
 
 
 class _Commit:
@@ -172,9 +193,15 @@ class _Commit:
         new = apply(parent, change, stamp)
         if head is not None and parent is not None:
             self.archive(head, parent)
-        if not self.swap(head, parent, new, self.outdated(change, parent)):
-            return None
-        _log.info("committed version %d of %s (%s, %d samples)", new.version, self.store.url, change.op, new.samples)
+        outdated = self.outdated(change, parent)
+        try:
+            if not self.swap(head, parent, new, outdated):
+                return None
+            _log.info("committed version %d of %s (%s, %d samples)", new.version, self.store.url, change.op, new.samples)
+        except KeyboardInterrupt as error:
+            if (told := self.interrupted(head, parent, new)) is None:
+                raise
+            raise told from error
         return new
 
     def read(self) -> tuple[Head | None, Index | None]:
@@ -252,15 +279,17 @@ class _Commit:
             )
 
     def find_done(self, parent: Index | None) -> Index | None:
-        """The version that a commit of the same session made, if there is one."""
+        """The version that a commit of the same session made, if there is one; where that is gone, its stamp with the newest content."""
         if parent is None:
             return None
-        entry = find_session(self.store, parent, self.session, above=self.searched, to_the_end=False)
+        entry = find_session(self.store, parent, self.session, above=self.searched)
         self.searched = parent.version
         if entry is None:
             return None
         if entry.version == parent.version:
             return parent
+        if parent.edit is not None and not keeps(parent, entry.version):
+            return replace(parent, edit=replace(parent.edit, **entry._asdict()))
         return Index.parse(self.store.read(version_name(entry.version)), version_name(entry.version))
 
     def archive(self, head: Head, parent: Index) -> None:
@@ -290,10 +319,6 @@ class _Commit:
                 if self.store.swap_head(new.to_bytes(), tag, *withdrawn) is Swap.SWAPPED:
                     return True
                 outcome = self.outcome(head, parent, new)
-            except KeyboardInterrupt as error:
-                if not self.store.remote:
-                    raise
-                raise self.unknown(CommitInterrupted, "it was interrupted while it was sent, and may still land") from error
             except (DatasetError, OSError) as error:
                 if sent == 0 and not isinstance(error, _Unread):
                     raise  # the first send raises only if it is certain that nothing changed
@@ -317,11 +342,20 @@ class _Commit:
             raise _Unread from error
         return Outcome.COMMITTED if new.id in ids else Outcome.LOST
 
-    def unknown(self, kind: type[CommitUnknown] = CommitUnknown, why: str = "the store did not answer") -> CommitUnknown:
-        return kind(
+    def interrupted(self, head: Head | None, parent: Index | None, new: Index) -> CommitInterrupted | None:
+        """What to raise for Ctrl-C in a swap; None when it is certain that nothing was committed."""
+        if not self.store.remote:  # here a swap has happened by now, or never will
+            with suppress(_Unread):
+                return _interrupted_after(self.store, new) if self.outcome(head, parent, new) is Outcome.COMMITTED else None
+        return CommitInterrupted(self.doubt("it was interrupted while it was sent, and may still land"), session=self.session)
+
+    def unknown(self) -> CommitUnknown:
+        return CommitUnknown(self.doubt("the store did not answer"), session=self.session)
+
+    def doubt(self, why: str) -> str:
+        return (
             f"nobody knows whether the commit to {self.store.url} landed: {why}. Nothing was deleted. "
-            f"liveset.was_committed(..., {self.session!r}) tells later.",
-            session=self.session,
+            f"liveset.was_committed(..., {self.session!r}) tells later."
         )
 
 

@@ -19,14 +19,14 @@ import numpy as np
 from liveset.edit.adopt import adopt_store, remove_unnamed
 from liveset.edit.changes import Replace
 from liveset.edit.chunkfiles import DEFAULT_CHUNK_SIZE
-from liveset.edit.commit import Policy, check_texts, commit, new_token
+from liveset.edit.commit import Policy, check_texts, commit, landed, new_token
 from liveset.edit.editable import check_editable, check_intact
 from liveset.edit.keyfiles import KeyWriter, ids_of
 from liveset.edit.meter import Meter
 from liveset.edit.publish import publish_keys
 from liveset.edit.rebase import check_rebase
 from liveset.edit.splice import fresh_name
-from liveset.errors import CommitUnknown, Conflict, DatasetError, SampleError, SessionExpired
+from liveset.errors import CommitInterrupted, CommitUnknown, Conflict, DatasetError, SampleError, SessionExpired
 from liveset.format import codec
 from liveset.format.arrow import end_mark, is_arrow
 from liveset.format.chunk import MAX_CHUNK_SIZE, Buffer, read_offsets
@@ -58,7 +58,8 @@ class CompactReport:
         key_tables_before: number of key tables.
         key_tables_after: the same afterwards; with ``dry_run`` and ``keys=False`` at most so many.
         bytes_written: size of all chunk files and key tables that were written for it; with ``dry_run`` an estimate.
-        key_bytes: that part of it which key tables take: with ``keys`` all keys of the dataset, where there is more than one table.
+        key_bytes: that part of it which key tables take: with ``keys`` all keys of the dataset, where there is more than one table
+            or one of an earlier form.
         seconds: that it took.
     """
 
@@ -97,7 +98,8 @@ def compact(
         path: of the dataset.
         small: chunks below this part of the dataset's chunk size are merged.
         keys: also make one table of all key tables, which writes all keys of the dataset again, however little has changed (some 30 bytes
-            and its text for each, ``key_bytes`` of a dry run); without it only the keys of merged chunks are written.
+            and its text for each, ``key_bytes`` of a dry run); a single table is only written again if it has an earlier form, which is
+            slow to open. Without it only the keys of merged chunks are written.
         message: what the history says about it.
         author: who does this.
         session: a name for the work (a job id): a commit of the same session happens once, also when it is tried again later.
@@ -167,7 +169,8 @@ def compact_store(
     edit = index.edit if index is not None else None
     committed = edit is not None and (work.made is not None or (session is not None and edit.session == session))
     if index is not None and (keys or published):
-        _publish(store, index)
+        with landed(store, index):
+            _publish(store, index)
     before = work.head if work.made is not None and committed else index or base.index
     after = index or before
     return CompactReport(
@@ -215,7 +218,7 @@ def _commit(work: _Compaction, message: str, author: str, session: str | None, p
     """Commit, and remove our files when it is certain that no version will name them; None when others stood in the way."""
     try:
         index = commit(work.store, work.prepare, work.base.index, session=session, message=message, author=author, policy=policy)
-    except CommitUnknown:
+    except (CommitUnknown, CommitInterrupted):
         raise
     except (Conflict, SessionExpired):  # the dataset was replaced, or a vacuum ran over this: there will be another compaction
         work.settle(None)
@@ -225,7 +228,8 @@ def _commit(work: _Compaction, message: str, author: str, session: str | None, p
         if known and isinstance(error, Exception | KeyboardInterrupt):
             work.settle(None)
         raise
-    work.settle(index)
+    with landed(work.store, index):
+        work.settle(index)
     return index
 
 
@@ -297,9 +301,9 @@ class _Compaction:
         before = len(index.chunks), _tables(index)
         after, tables, key_size = before[0] - sum(len(run) - 1 for run in self.runs), before[1], 0
         keyed = open_keys(self.base) is not None if index.edit is None else tables > 0
-        if keyed and (self.runs or (self._keys and tables > 1)):
+        files = _key_files(index)
+        if keyed and (self.runs or self._joins(files)):
             tables = 1 if self._keys else max(tables, 1) + 1
-            files = _key_files(index)
             names = files.tables if self._keys else ()
             key_size = sum(files.sizes.get(name) or self.store.map(name, 0).nbytes for name in names) if index.edit is not None else 0
         size = key_size + sum(chunk.stored for run in self.runs for chunk in run)
@@ -447,10 +451,14 @@ class _Compaction:
         buffers: list[Bytes] = [*pack_framed(items, self._compression or codec.Compression())]
         return buffers, sum(memoryview(part).nbytes for part in buffers), None
 
+    def _joins(self, files: KeyFiles) -> bool:
+        """Whether one table is made of those of a version, also where no chunk is merged."""
+        return self._keys and bool(files.deltas or self._writer.outdated(files))
+
     def _key_files(self, current: Snapshot, done: Sequence[tuple[ChunkRecord, _Run]], numbers: Mapping[str, int]) -> KeyFiles | None:
         """Write the keys of merged chunks, or all of them as one table; None where the tables stay as they are."""
         head = current.index
-        if head.edit is None or (files := head.edit.key_files) is None or not (done or (self._keys and files.deltas)):
+        if head.edit is None or (files := head.edit.key_files) is None or not (done or self._joins(files)):
             return None
         runs = [run for _, run in done]
         if (made := self._made_keys) is not None and made.runs == runs and files.tables[: len(made.tables)] == made.tables:

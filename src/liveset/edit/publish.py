@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from liveset.edit.commit import landed
 from liveset.errors import DatasetError
 from liveset.format.index import Index
 from liveset.keystore import TableKeys
@@ -25,15 +26,16 @@ _log = logging.getLogger("liveset")
 
 def publish_keys(store: Store, index: Index) -> bool:
     """Write the shards of the keys of a version, if it still is the newest; False when it is not, or when something failed (logged)."""
-    head = store.read_head()
-    if head is None or head.data != index.source:
-        return False
-    try:
-        shards = published_shards(Snapshot(store, index), int(index.layout_of_keys.get("num_shards", 1)))
-        return all(store.publish(f"keys/shard-{number:05d}.parquet", data, head.tag) for number, data in shards)
-    except DatasetError as error:
-        _log.warning("the keys of %s are committed, but could not be published for other tools: %s", store.url, error)
-        return False
+    with landed(store, index, "other tools may not see its keys before `liveset compact` has published them"):
+        head = store.read_head()
+        if head is None or head.data != index.source:
+            return False
+        try:
+            shards = published_shards(Snapshot(store, index), int(index.layout_of_keys.get("num_shards", 1)))
+            return all(store.publish(f"keys/shard-{number:05d}.parquet", data, head.tag) for number, data in shards)
+        except DatasetError as error:
+            _log.warning("the keys of %s are committed, but could not be published for other tools: %s", store.url, error)
+            return False
 
 
 def published_shards(snapshot: Snapshot, count: int) -> Iterator[tuple[int, bytes]]:

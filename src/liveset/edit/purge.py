@@ -4,7 +4,7 @@ Chunk files that hold the samples are written again without their bytes, key tab
 theirs, and the head says which file stands for which (``Redirects``). The same commit deletes the samples from the newest version, and puts
 up a fence without grace, so that nobody can commit what he made from the old files. Then the old files are deleted, and what was listed
 before the commit and no version needs: who came after the fence may trust it, whatever the age of his files. What repairs have kept of
-damaged files goes before the commit, so that a version without the samples never stands beside it.
+damaged files goes before the commit, so that a version without the samples never stands beside it; what they put there later stays.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from typing import Any, Literal
 
 from liveset.edit.adopt import adopt_store, remove_unnamed
 from liveset.edit.changes import Purge, files_of
-from liveset.edit.commit import Policy, check_texts, commit, new_token
+from liveset.edit.commit import Policy, check_texts, commit, landed, new_token
 from liveset.edit.keyfiles import KeyWriter, ids_of
 from liveset.edit.publish import publish_keys
+from liveset.edit.rebase import keeps
 from liveset.edit.retention import QUARANTINE, survey
 from liveset.edit.splice import fresh_name, open_stored
 from liveset.edit.vacuum import DAY, spoils, vacuum_store
 from liveset.errors import (
+    CommitInterrupted,
     CommitUnknown,
     Conflict,
     Corrupt,
@@ -49,6 +51,10 @@ from liveset.snapshot import Snapshot, archived, open_snapshot, redirects_of
 from liveset.storage import VERSIONS, Store, forget_cached, open_store, version_name
 
 __all__ = ["PurgeReport", "purge", "purge_store", "remains"]
+
+
+_LEFT = 'files that hold the samples may be left: purge again with on_missing="skip", or vacuum'
+"""What to do about a purge that has committed, and did not come to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,25 +105,26 @@ def purge(
     or not; one that has a file open keeps it until it closes the dataset. What runs at the same time and has not committed yet gets
     ``SessionExpired``, but for runs with a checkpoint: a purge grants no grace.
 
-    Files that no kept version needs go as well, whatever they hold, even when no version has the keys: nothing says which samples were in
-    those of a forgotten version. So do the damaged files that ``repair`` has kept in ``_liveset/quarantine/``: no checksum says what is in
-    them, and the right bytes of each are in the dataset again. Copy what you want to look at before.
+    Files that no kept version needs go as well, whatever they hold: nothing says which samples were in those of a forgotten version. So do
+    the damaged files that ``repair`` has kept in ``_liveset/quarantine/``: no checksum says what is in them, and the right bytes of each
+    are in the dataset again. Copy what you want to look at before. With ``on_missing="skip"`` all of these go even when no version has any
+    of the keys.
 
-    A purge that was interrupted is finished by the next one, or by ``vacuum``; with a ``session`` the same call tells that it was done, and
-    without one it may find that no version has the keys any more. ``verify(path, absent=[...])`` proves that nothing is left. Look once
-    more when all that was running has ended: a writer that read before the purge and dies after it leaves a file, which the next purge of
-    the same keys deletes.
+    A purge that was interrupted is finished by the same call with the same ``session``, or with ``on_missing="skip"``, by the next purge,
+    or by ``vacuum``; else it may find that no version has the keys any more, and changes nothing. ``verify(path, absent=[...])`` proves
+    that nothing is left. Look once more when all that was running has ended: a writer that read before the purge and dies after it leaves a
+    file, which a purge of the same keys with ``on_missing="skip"`` deletes.
     Attributes of the dataset and messages in its history are your texts: they are searched by ``verify``, and not changed. Exports, backups
     and copies elsewhere are not known.
 
     Args:
         path: of the dataset.
-        keys: of the samples.
+        keys: of the samples; without any, nothing happens.
         message: what the history says about it; it should not name the keys.
         author: who does this.
         dry_run: only tell what would be done.
         session: name of the piece of work, which is never done twice.
-        on_missing: what to do with keys that no kept version has: raise, or leave them out.
+        on_missing: what to do with keys that no kept version has: raise, or leave them out, and delete what may be left of them.
 
     Returns:
         What was erased, and from which versions.
@@ -125,11 +132,11 @@ def purge(
     Raises:
         DatasetNotFound: there is no dataset.
         TypeError: these cannot be keys.
-        KeyNotFound: no kept version has some of the keys; ``keys`` names all of them. No sample was erased; files that no version needs,
-            and those in quarantine, are gone all the same.
+        KeyNotFound: no kept version has some of the keys; ``keys`` names all of them. Nothing was changed.
         NotFound: the dataset has no keys, or a version that is kept has none, so that nothing says which of its samples these are.
             Nothing was changed.
-        Corrupt: a file that holds the samples is damaged: ``repair`` it first, or have the versions forgotten that need it.
+        Corrupt: a file that holds the samples is damaged (``file``): ``repair`` it first, or have those forgotten that need it
+            (``versions``).
         Conflict: others committed all the time; no sample was erased, but the files in quarantine may be gone.
         StorageError: a file could not be written or deleted; call it again.
         CommitUnknown: the store did not say whether the commit landed: call it again with ``session=error.session``.
@@ -166,40 +173,37 @@ def purge_store(
     if isinstance(keys, str | bytes | bytearray | memoryview | int):
         raise TypeError("keys= takes a list of keys, not one of them alone.")
     work = _Work(store, list(dict.fromkeys(map(normalize_key, keys))), skip=on_missing == "skip")
-    if dry_run:
+    if dry_run or not work.wanted:
         head = open_snapshot(store).index
         work.find(head)
         size = work.size_of_old()
-        return work.report(head.version, written=size, freed=size + work.look_at_quarantine(), dry_run=True)
+        return work.report(head.version, written=size, freed=size + work.look_at_quarantine(), dry_run=dry_run)
     try:
         index = _commit(work, store, session=session, message=message, author=author, policy=policy or Policy())
-    except KeyNotFound:
-        work.settle(None)
-        # They may be in files of forgotten versions, or missing since a purge that was interrupted had erased them already.
-        work.empty_quarantine()
-        _clean(store, author=author, policy=policy)
-        raise
     except CommitUnknown:
         raise
+    except CommitInterrupted as error:
+        error.add_note(f"Where it has landed, {_LEFT}.")
+        raise
     except (DatasetError, OSError) as error:
         work.settle(None)
-        if work.emptied:
+        if work.quarantined:
             error.add_note(f"No sample was erased, but the damaged files in {QUARANTINE} were deleted.")
         raise
-    work.settle(index)
-    try:
-        if index.edit is not None and index.edit.op == "purge":
-            # Nothing else tells which file stands for which. Were the head lost, earlier versions would be lost with it.
-            store.write_once(version_name(index.version), index.to_bytes())
-        # Else no version has the keys, or it was another call that erased them, and may have been interrupted.
-        freed = work.delete(index) if work.made(index) else _clean(store, author=author, policy=policy)
-        freed += work.empty_quarantine()  # again, for what a repair has put there meanwhile
-    except (DatasetError, OSError) as error:
-        error.add_note(f"Version {index.version} is without the samples, but files that hold them could not all be deleted: purge again.")
-        raise
-    if index.edit is not None and index.edit.op == "purge" and index.edit.key_files is not None:
-        publish_keys(store, index)
-    return work.report(index.version, freed=freed)
+    with landed(store, index, _LEFT):
+        work.settle(index)
+        try:
+            if index.edit is not None and index.edit.op == "purge" and keeps(index, index.version):
+                # Nothing else tells which file stands for which. Were the head lost, earlier versions would be lost with it.
+                store.write_once(version_name(index.version), index.to_bytes())
+            # Else no version has the keys, or it was another call that erased them, and may have been interrupted.
+            freed = work.delete(index) if work.made(index) else _clean(store, author=author, policy=policy)
+        except (DatasetError, OSError) as error:
+            error.add_note(f"Version {index.version} is without the samples, but {_LEFT}.")
+            raise
+        if index.edit is not None and index.edit.op == "purge" and index.edit.key_files is not None:
+            publish_keys(store, index)
+    return work.report(index.version, freed=freed + sum(work.quarantined.values()))
 
 
 def _commit(work: _Work, store: Store, *, session: str | None, message: str, author: str, policy: Policy) -> Index:
@@ -263,7 +267,7 @@ class _Work:
     """
 
     def __init__(self, store: Store, wanted: Sequence[Key], *, skip: bool) -> None:
-        self._store, self._wanted, self._skip = store, wanted, skip
+        self._store, self.wanted, self._skip = store, wanted, skip
         self._started = time.perf_counter()
         self._keys = KeyWriter(store, new_token())
         self._written: list[str] = []
@@ -271,9 +275,8 @@ class _Work:
         self._found = _Found()
         self._size = 0
         self._spoils: frozenset[str] = frozenset()
-        self._quarantined: dict[str, int] = {}
-        self.emptied = False
-        """Whether files in quarantine were deleted."""
+        self.quarantined: dict[str, int] = {}
+        """Files in quarantine that were deleted, or would be, and their bytes."""
         self._redirects = Redirects()
 
     def prepare(self, head: Index | None, _since: Sequence[HistoryEntry]) -> Purge | None:
@@ -291,6 +294,7 @@ class _Work:
         self._size, self._redirects = 0, Redirects()
         found = self.find(head)
         if not found.tables:
+            self._empty_quarantine()  # they may be in there for all that, and they, too, were asked for
             return None
         assert head.edit is not None
         fence = self._plan(head)
@@ -307,7 +311,7 @@ class _Work:
         expects = {name: head.chunks[number].filename for number, name in enumerate(ids_of(head)) if name in records}
         staged = frozenset((*(new.file for new in chunks.values()), *tables.values()))
         self._size += sum(self._keys.sizes.values())
-        self.empty_quarantine()
+        self._empty_quarantine()
         return Purge(records, expects, files, redirects=redirects, staged=staged, fence=fence)
 
     def without(self, snapshot: Snapshot, removed: Mapping[int, AbstractSet[int]]) -> dict[str, ChunkRecord | None]:
@@ -364,17 +368,15 @@ class _Work:
         return sum(sizes.values())
 
     def look_at_quarantine(self) -> int:
-        """Note the files in quarantine; return how many bytes those are that this purge has met."""
-        self._quarantined.update((entry.name, entry.size) for entry in self._store.list(QUARANTINE))
-        return sum(self._quarantined.values())
+        """Note the files in quarantine that a purge of these keys deletes; return how many bytes all are that it has met."""
+        if self.wanted:
+            self.quarantined.update((entry.name, entry.size) for entry in self._store.list(QUARANTINE))
+        return sum(self.quarantined.values())
 
-    def empty_quarantine(self) -> int:
-        """Delete all files in quarantine; return the bytes of all that this purge has deleted there."""
-        size = self.look_at_quarantine()
-        if self._quarantined:
-            self.emptied = True
-            self._store.delete(sorted(self._quarantined))
-        return size
+    def _empty_quarantine(self) -> None:
+        self.look_at_quarantine()
+        if self.quarantined:
+            self._store.delete(sorted(self.quarantined))
 
     def report(self, version: int, *, freed: int, written: int | None = None, dry_run: bool = False) -> PurgeReport:
         """Return what was done, or would be."""
@@ -384,10 +386,10 @@ class _Work:
             dry_run=dry_run,
             version=version,
             keys=len(found.names),
-            missing=tuple(key for key in self._wanted if key not in found.names),
+            missing=tuple(key for key in self.wanted if key not in found.names),
             versions=tuple(sorted(found.versions)),
             chunks=len(found.slots),
-            quarantined=tuple(sorted(self._quarantined)),
+            quarantined=tuple(sorted(self.quarantined)),
             bytes_written=self._size if written is None else written,
             bytes_freed=freed,
             seconds=time.perf_counter() - self._started,
@@ -429,9 +431,11 @@ class _Work:
         if len(keyless) and not keyed:
             raise NotFound(f"{self._store.url} has no keys: call build_keys_index({self._store.url!r}, key_fn) first.")
         found.tables.update({name: table for name, (table, hits) in opened.items() if hits})
-        if not self._skip and (missing := [key for key in self._wanted if key not in found.names]):
+        if not self._skip and (missing := [key for key in self.wanted if key not in found.names]):
             raise KeyNotFound(
-                f"{name_some(missing)} in no version of {self._store.url} that is kept. No sample was erased.", keys=tuple(missing)
+                f"{name_some(missing)} in no version of {self._store.url} that is kept. Nothing was changed. What a purge that was "
+                'interrupted may have left of them goes with on_missing="skip" (`liveset purge --skip-missing`).',
+                keys=tuple(missing),
             )
         if found.names:
             self._cover(found, keyless, known, adopted)
@@ -456,12 +460,12 @@ class _Work:
     def _known(self, keys: KeyStore, opened: dict[str, tuple[KeyTable, list[Key]]]) -> list[Key]:
         """Return those of the keys that a version may have; opens each table once, however many versions name it."""
         if not isinstance(keys, TableKeys):
-            return list(self._wanted)
+            return list(self.wanted)
         names = list(reversed(keys.files.tables))
         if any(name not in opened for name in names):
             for table in keys.tables:
                 if table.file not in opened:
-                    opened[table.file] = table, [key for key in self._wanted if table.find(key) is not None]
+                    opened[table.file] = table, [key for key in self.wanted if table.find(key) is not None]
             names = list(reversed(keys.files.tables))
         else:
             keys.tables = [opened[name][0] for name in names]
@@ -496,15 +500,16 @@ class _Work:
     ) -> ChunkRecord:
         """Write a chunk file without some samples, and return its record."""
         compression = codec.Compression.from_config(snapshot.index.config or {})
-        record, name, buffer = snapshot.chunk(number)
-        if record.check is not None and name == record.filename and not codec.verify(buffer, record.check):
-            # What is copied gets a new checksum, which must not vouch for damaged bytes.
-            raise Corrupt(
-                f"{name} is damaged: its checksum differs from the index. No sample was erased; repair it first. Where no copy has its "
-                "bytes, take it out (`repair(path, quarantine=True)`) and have the versions before forgotten (`vacuum(path, keep=0)`).",
-                file=name,
-            )
-        spliced = open_stored(buffer, record, compression).splice({}, removed, erased)
+        try:
+            record, name, buffer = snapshot.chunk(number)
+            if record.check is not None and name == record.filename and not codec.verify(buffer, record.check):
+                # What is copied gets a new checksum, which must not vouch for damaged bytes.
+                raise Corrupt(f"{self._store.url}/{name} is damaged: its checksum differs from the index.", file=name)
+            spliced = open_stored(buffer, record, compression).splice({}, removed, erased)
+        except (Corrupt, NotFound) as error:
+            if self.wanted and type(error) in (Corrupt, NotFound):
+                raise self._blocked(snapshot.index.chunks[number].filename, error) from error
+            raise
         check = codec.checksum(spliced.buffers)
         # The second name of a file whose bytes are the same already.
         if (made := self._made.get((check, spliced.size))) is None:
@@ -516,6 +521,25 @@ class _Work:
                 filename=new, samples=spliced.samples, size=spliced.size, check=check, head_check=spliced.head_check, erased=()
             )
         return made.replace(id=record.id or record.filename, extra=record.extra)
+
+    def _blocked(self, name: str, error: Corrupt | NotFound) -> DatasetError:
+        """Return the error for a chunk file that cannot be read, and so not be written again without the samples."""
+        head = open_snapshot(self._store).index
+        versions = [found.version for found in self._kept(head) if any(record.filename == name for record in found.index.chunks)]
+        if not versions:  # others have deleted it meanwhile
+            return error
+        path, newest = self._store.url, versions[0] == head.version
+        tags = [tag for tag, number in sorted(head.edit.tags.items()) if number in versions] if head.edit is not None else []
+        listed = f"version{'s' * (len(versions) > 1)} {', '.join(map(str, reversed(versions)))}"
+        out = f"`liveset repair {path} --quarantine --yes` takes it out of the newest version, then " if newest else ""
+        held = f", once the tag{'s' * (len(tags) > 1)} {', '.join(tags)} and readers with pin=True are gone" if tags else ""
+        return type(error)(
+            f"{str(error).rstrip('.')}. It holds samples to be erased, and {listed} need{'s' * (len(versions) == 1)} it. No sample was "
+            f"erased. `liveset repair {path} --copy COPY --yes` restores it from a copy of the dataset. Where no copy has its bytes, {out}"
+            f'`liveset vacuum {path} --keep 0 --grace 0d --yes` forgets earlier ones{held}. Then purge again, with on_missing="skip".',
+            file=name,
+            versions=tuple(reversed(versions)),
+        )
 
     def _plan(self, head: Index) -> Fence:
         """Choose what goes, and return the fence of a vacuum that has no grace and forgets no version; checkpoints are spared."""

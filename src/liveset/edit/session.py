@@ -10,15 +10,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from liveset.edit.adopt import adopt_store
-from liveset.edit.commit import Policy, check_texts, commit
+from liveset.edit.commit import Policy, check_texts, commit, landed
 from liveset.edit.editable import check_editable
 from liveset.edit.meter import Meter
 from liveset.edit.pending import OnMissing, PendingEdits
+from liveset.edit.rebase import keeps
 from liveset.edit.report import UpdatePreview, UpdateResult
 from liveset.edit.rewrite import Rewrite
 from liveset.edit.tables import open_table
 from liveset.edit.versions import find_session
 from liveset.errors import (
+    CommitInterrupted,
     CommitUnknown,
     DatasetError,
     DatasetNotFound,
@@ -303,8 +305,9 @@ class DatasetUpdate:
             OverwriteConflict: the dataset was replaced meanwhile.
             StorageError: a file could not be written.
             CommitUnknown: the store did not say whether the commit landed: call ``commit()`` again to settle it.
+            CommitInterrupted: Ctrl-C came when the commit had landed, or may have: the same settles it.
 
-        Whatever is raised but CommitUnknown: no sample was changed. A dataset of another program may have been adopted, which changes none.
+        Whatever is raised but these two: no sample was changed. A dataset of another program may have been adopted, which changes none.
         """
         self._check_not_closed()
         started = time.perf_counter()
@@ -353,7 +356,7 @@ class DatasetUpdate:
                 author=self._author,
                 policy=self._policy,
             )
-        except CommitUnknown as error:
+        except (CommitUnknown, CommitInterrupted) as error:
             # The same session and files again: then only one of the two can land.
             self._unknown, self._session = True, error.session
             raise
@@ -362,7 +365,9 @@ class DatasetUpdate:
             if known and not self._unknown and isinstance(error, Exception | KeyboardInterrupt):
                 work.settle(None)
             raise
-        work.settle(index)
+        with landed(self._store, index):
+            if not self._unknown or keeps(index, index.version):  # else nobody knows what it had, and later versions may name it, too
+                work.settle(index)
         return index
 
     def __enter__(self) -> Self:
@@ -406,7 +411,7 @@ def _open(store: Store, session: str | None) -> tuple[Snapshot, KeyStore]:
         snapshot = open_snapshot(store)
     except DatasetNotFound as error:
         raise DatasetNotFound(f"Missing index.json in {store.url}. Did you run optimize()?", path=store.url) from error
-    if session is not None and (done := find_session(store, snapshot.index, session, to_the_end=False)) is not None:
+    if session is not None and (done := find_session(store, snapshot.index, session)) is not None:
         with suppress(NotFound):
             before = open_snapshot(store, done.version - 1)
             if (keys := open_keys(before)) is not None:

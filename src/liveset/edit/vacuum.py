@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from liveset.edit.changes import ASIDE, Expire, files_of
-from liveset.edit.commit import Policy, check_texts, commit
+from liveset.edit.commit import Policy, check_texts, commit, landed
 from liveset.edit.retention import Kind, Plan, Survey, age_of, kind_of, survey
 from liveset.errors import Conflict, NotFound, StorageError, UnsupportedFormat, VersionExpired
 from liveset.format.index import Index
@@ -81,14 +81,15 @@ def vacuum(
     """Forget old versions of a dataset and delete the files that only they needed, and those that runs left behind.
 
     Versions with a tag, versions that a reader has pinned, and the newest version stay. Others may read and write meanwhile: a reader of an
-    expired version gets ``VersionExpired``, and a run whose files are older than the grace and that has not committed gets
+    expired version gets ``VersionExpired``, and a run that began longer ago than the grace and has not committed may get
     ``SessionExpired``, unless it works with a checkpoint.
 
     Args:
         path: of the dataset.
         keep: a time: versions that were the newest one at some moment of it stay; or a number: so many of the last versions that changed
             the content stay.
-        grace: files younger than this stay, since a run may be about to commit them.
+        grace: files younger than this stay, since a run may be about to commit them, and so do versions that were the newest one within it,
+            whatever ``keep`` says, since a run may have begun with one. Without any (``timedelta(0)``) running writers must start again.
         dry_run: only tell what would be done.
         message: what the history says about it; if not given, how many files and versions went.
         author: who does this.
@@ -141,7 +142,7 @@ def vacuum_store(
         if head.edit is None:
             return _report(store, found, None, {}, dry_run=dry_run)
         try:
-            plan = found.plan(_first_kept(store, found, keep))
+            plan = found.plan(_first_kept(store, found, keep, grace))
             doomed, strangers = spoils(store, found, plan)
             redirects = _redirects_left(store, found, listing)
             witnesses = _witnesses(store, found.plain_and_young, plan.expired)
@@ -162,7 +163,8 @@ def vacuum_store(
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise _no_space(store, head, error) from error
             raise
-        return _delete(store, found, plan, doomed, witnesses, fenced.version)
+        with landed(store, fenced, "files that no version needs may be left; the next vacuum deletes them"):
+            return _delete(store, found, plan, doomed, witnesses, fenced.version)
     raise Conflict(f"gave up after losing {policy.attempts} races: others commit to {store.url} all the time. Nothing was deleted.")
 
 
@@ -189,8 +191,13 @@ def _once(policy: Policy) -> Policy:
     return Policy(1, policy.sends, policy.first_pause, policy.longest_pause, policy.now, policy.token, policy.sleep)
 
 
-def _first_kept(store: Store, found: Survey, keep: Keep) -> int:
-    """The first version that is kept for its age or its place."""
+def _first_kept(store: Store, found: Survey, keep: Keep, grace: timedelta) -> int:
+    """The first version that is kept for its age or its place, or since a writer may have begun with it within the grace."""
+    first = _first_wanted(store, found, keep)
+    return min(first, found.kept_since(grace)) if grace else first
+
+
+def _first_wanted(store: Store, found: Survey, keep: Keep) -> int:
     if isinstance(keep, timedelta):
         return found.kept_since(keep)
     if keep == 0:

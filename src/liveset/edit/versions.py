@@ -7,7 +7,7 @@ from contextlib import suppress
 from liveset.errors import VersionExpired
 from liveset.format.index import Index
 from liveset.format.stamp import HistoryEntry
-from liveset.snapshot import entries, open_snapshot
+from liveset.snapshot import entries, known_entries, open_snapshot
 from liveset.storage import Store
 
 __all__ = ["entries", "entries_since", "find_session", "list_versions", "was_committed"]
@@ -27,14 +27,22 @@ def was_committed(store: Store, session: str) -> bool:
     if not isinstance(session, str):
         raise TypeError(f"session= must be text, not {type(session).__name__}.")
     head = store.read_head()
-    return head is not None and find_session(store, Index.parse(head.data), session) is not None
+    if head is None:
+        return False
+    index = Index.parse(head.data)
+    try:
+        return any(entry.session == session for entry in entries(store, index))
+    except VersionExpired:  # what is cut off may hold it, unless a version behind the cut was kept that knows
+        if any(entry.version and entry.session == session for entry in known_entries(store, index)):
+            return True
+        raise
 
 
-def find_session(store: Store, head: Index, session: str, *, above: int = 0, to_the_end: bool = True) -> HistoryEntry | None:
+def find_session(store: Store, head: Index, session: str, *, above: int = 0) -> HistoryEntry | None:
     """The commit of a session, among the versions above a number.
 
-    Where a vacuum has cut the history and the session is not in what is left of it, ``VersionExpired`` is raised ``to_the_end``; otherwise
-    the answer is None, since a writer that asks whether it did its work already must be able to go on after a vacuum.
+    Where a vacuum has cut the history and the session is not in what is left of it, the answer is None, too: a writer that asks whether it
+    did its work already must be able to go on after a vacuum.
     """
     fence = head.edit.fence if head.edit is not None else None
     try:
@@ -42,7 +50,7 @@ def find_session(store: Store, head: Index, session: str, *, above: int = 0, to_
             if entry.session == session:
                 return entry
     except VersionExpired as error:
-        if to_the_end or fence is None or fence.keeps(getattr(error, "version", 0)):
+        if fence is None or fence.keeps(getattr(error, "version", 0)):
             raise
     return None
 

@@ -353,16 +353,21 @@ class DatasetModel:
 
     # --- vacuum ------------------------------------------------------------------------------------------------------
 
-    def retained(self, keep: int | timedelta, leased: Iterable[int], *, at_most: bool = False, late: bool = False) -> set[int]:
+    def retained(
+        self, keep: int | timedelta, leased: Iterable[int], *, grace: timedelta = timedelta(0), at_most: bool = False, late: bool = False
+    ) -> set[int]:
         """Return the versions that a vacuum must keep.
 
         Args:
             keep: a number of versions, or a time in whole hours.
+            grace: a time in whole hours; versions that were the newest one within it are kept, too.
             leased: versions that readers hold.
             at_most: the versions that it may keep; it takes a version for replaced by the next one that is still there.
             late: what it may keep on a store that archives a head by copying it, and so dates it by when it was replaced.
         """
         first = self._first(keep, at_most=at_most, late=late)
+        if grace:
+            first = min(first, self._first(grace, at_most=at_most, late=late))
         held = set(leased) | set(self.tags.values())
         return {number for number in self.readable if number >= first or number in held}
 

@@ -13,7 +13,7 @@ from functools import partial
 from liveset.edit import versions
 from liveset.edit.adopt import Adoption, adopt_store, remove_unnamed
 from liveset.edit.changes import Change, Restore, Retag, files_of
-from liveset.edit.commit import Prepare, commit
+from liveset.edit.commit import Prepare, commit, landed
 from liveset.edit.keyfiles import KEYS
 from liveset.edit.publish import publish_keys
 from liveset.edit.purge import remains
@@ -259,7 +259,12 @@ def restore(path: Path, version: Wanted, *, force: bool = False, message: str = 
     """
     store = open_store(path)
     base = open_snapshot(store).index
-    old = open_snapshot(store, version, head=base).index
+    try:
+        old = open_snapshot(store, version, head=base).index
+    except NotFound:  # perhaps forgotten since it was restored
+        if session is None or (done := versions.find_session(store, base, session)) is None:
+            raise
+        return done.version
     told = message or f"version {old.version}"
     if old.edit is None:
         old = _adopted(store) or old
@@ -351,7 +356,8 @@ def _land(
     except (DatasetError, OSError, ValueError):
         remove_unnamed(store, written(), None)
         raise
-    remove_unnamed(store, written(), index)
+    with landed(store, index):
+        remove_unnamed(store, written(), index)
     return index
 
 

@@ -196,7 +196,7 @@ class Checkpoint:
     def find_commit(self, head: Index) -> HistoryEntry | None:
         """Return the commit that an attempt made of the run, if one got so far."""
         sessions = {self._own_session, *(attempt.get("session", "") for attempt in self.attempts)} - {""}
-        found = (find_session(self.store, head, session, to_the_end=False) for session in sessions)
+        found = (find_session(self.store, head, session) for session in sessions)
         return next((entry for entry in found if entry is not None), None)
 
     def is_idle(self) -> bool:

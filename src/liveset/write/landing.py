@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from liveset.edit.adopt import adopt_store, adopt_version, remove_unnamed
 from liveset.edit.changes import Append, Change, Keys, Overwrite, Replace
-from liveset.edit.commit import commit
+from liveset.edit.commit import commit, landed
 from liveset.edit.keyfiles import KeyWriter, ids_of
 from liveset.edit.publish import layout, publish_keys
 from liveset.edit.rebase import check_rebase
@@ -160,8 +160,9 @@ class Landing:
         finally:
             if self._merge is not None:
                 self._merge.close()
-        remove_unnamed(self._store, self._written, index)
-        return self._landed(index, records)
+        with landed(self._store, index):
+            remove_unnamed(self._store, self._written, index)
+            return self._landed(index, records)
 
     def discard(self) -> None:
         """Remove what a commit that failed has written."""

@@ -7,15 +7,16 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from liveset.edit.adopt import remove_unnamed
 from liveset.edit.changes import files_of
-from liveset.edit.commit import new_token
+from liveset.edit.commit import landed, new_token
 from liveset.edit.meter import Progress
 from liveset.edit.publish import publish_keys
-from liveset.errors import CommitUnknown, VersionExpired, VersionNotFound
+from liveset.errors import CommitInterrupted, CommitUnknown, VersionExpired, VersionNotFound
 from liveset.format.index import Index
 from liveset.snapshot import Snapshot, open_snapshot
 from liveset.storage import Store
@@ -95,13 +96,14 @@ class Run:
             on_write=self._staging.track,
         )
         self._committing = True
-        landed = self._landing.commit(unified.chunks, unified.schema, settings)
-        # Widening and duplicate keys make other files of some; those of a session that was committed before are in no version.
-        remove_unnamed(self._store, [*unified.replaced, *(chunk.record.filename for chunk in unified.chunks)], landed.version)
-        self._report(progress, landed, sum(result.inputs for result in results) + before, skipped)
-        if self._checkpoint is not None:
-            forget(self._checkpoint, landed.version, self._staging)
-        self._staging.prune()
+        end = self._landing.commit(unified.chunks, unified.schema, settings)
+        with nullcontext() if end.version is None else landed(self._store, end.version):
+            # Widening and duplicate keys make other files of some; those of a session that was committed before are in no version.
+            remove_unnamed(self._store, [*unified.replaced, *(chunk.record.filename for chunk in unified.chunks)], end.version)
+            self._report(progress, end, sum(result.inputs for result in results) + before, skipped)
+            if self._checkpoint is not None:
+                forget(self._checkpoint, end.version, self._staging)
+            self._staging.prune()
 
     def _joined(self, results: Sequence[SpanResult]) -> tuple[list[StagedChunk], int]:
         """Return all chunks in their order, those of earlier attempts included, and how many inputs gave no sample."""
@@ -149,7 +151,7 @@ class Run:
 
     def _clean_up(self, error: BaseException) -> None:
         """Remove what the run made, unless it may be part of the dataset, or is to be used again."""
-        if isinstance(error, CommitUnknown) or (self._committing and self._landing.may_hold(error)):
+        if isinstance(error, CommitUnknown | CommitInterrupted) or (self._committing and self._landing.may_hold(error)):
             return
         self._landing.discard()
         if self._checkpoint is None:

@@ -16,7 +16,7 @@ from typing import Any
 from liveset.edit.adopt import adopt_version
 from liveset.edit.changes import Keys, Overwrite, Replace, files_of
 from liveset.edit.chunkfiles import DEFAULT_CHUNK_SIZE, ChunkLimit
-from liveset.edit.commit import Policy, check_texts, commit, new_token
+from liveset.edit.commit import Policy, check_texts, commit, landed, new_token
 from liveset.edit.editable import check_editable
 from liveset.edit.keyfiles import KeyWriter
 from liveset.edit.merged import Merged, merged_since, slots_from
@@ -25,6 +25,7 @@ from liveset.edit.publish import publish_keys
 from liveset.edit.rebase import check_rebase
 from liveset.edit.versions import find_session
 from liveset.errors import (
+    CommitInterrupted,
     CommitUnknown,
     DatasetError,
     OverwriteConflict,
@@ -168,7 +169,7 @@ def transform(
     store = open_store(path)
     base = open_snapshot(store)
     index = base.index
-    if session is not None and (done := find_session(store, index, session, to_the_end=False)) is not None:
+    if session is not None and (done := find_session(store, index, session)) is not None:
         _log.info("%s: session %r is committed already; there is nothing to do.", store.url, session)
         return TransformResult(done.version, len(base), 0, 0, 0, time.perf_counter() - began)
     config = index.config or {}
@@ -293,7 +294,7 @@ class _Transform:
 
     def _clean_up(self, error: BaseException) -> None:
         """Remove what was written, unless it may be part of the dataset."""
-        if self._task.dry or self._committed or isinstance(error, CommitUnknown):
+        if self._task.dry or self._committed or isinstance(error, CommitUnknown | CommitInterrupted):
             return
         if self._sent and not isinstance(error, DatasetError | OSError) and self._changed():
             return  # an interrupt may have come after the swap; what is not needed is left to a vacuum
@@ -507,10 +508,11 @@ class _Transform:
         policy = Policy(patience=Policy().attempts)
         index = commit(self._store, change, base, session=texts.session, message=texts.message, author=texts.author, policy=policy)
         self._committed = True
-        try:
-            self._staging.discard(files_of(index))
-        except (DatasetError, OSError) as error:
-            _log.warning("files that are not needed any more could not be removed: %s", error)
+        with landed(self._store, index):
+            try:
+                self._staging.discard(files_of(index))
+            except (DatasetError, OSError) as error:
+                _log.warning("files that are not needed any more could not be removed: %s", error)
         return index
 
 
