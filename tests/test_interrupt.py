@@ -146,6 +146,36 @@ def test_an_update_that_was_interrupted_after_its_commit_is_not_done_twice(plays
     assert [entry.version for entry in liveset.history(plays)] == [3, 2, 1]
 
 
+@pytest.mark.parametrize("call", ["swap_head", "write_once"])
+def test_a_repair_that_was_interrupted_after_its_swap_tells_it(plays: Path, call: str) -> None:
+    liveset.set_attributes(plays, {"a": 1})  # version 3, which is lost with its head
+    (plays / "index.json").unlink()
+    done = getattr(LocalStore, call)
+
+    def interrupted(store: LocalStore, name: Any, *arguments: Any) -> Any:
+        done(store, name, *arguments)
+        if call == "swap_head" or (plays / "index.json").exists():
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStore, call, interrupted)
+        with pytest.raises(CommitInterrupted) as info:
+            liveset.repair(plays)
+    assert info.value.version == open_snapshot(open_store(plays)).index.version
+    assert liveset.verify(plays).ok
+
+
+def test_a_quarantine_that_was_interrupted_after_its_commit_tells_it(plays: Path) -> None:
+    chunk = min(plays.glob("chunk-*"))
+    chunk.chmod(0o644)
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"~")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_after_the_swap(patch)
+        with pytest.raises(CommitInterrupted) as info:
+            liveset.repair(plays, quarantine=True)
+    assert info.value.version == open_snapshot(open_store(plays)).index.version == 3
+
+
 def test_the_command_line_tells_it(plays: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("typer")
     from liveset.cli import main

@@ -148,6 +148,44 @@ def test_threads_that_want_a_chunk_at_once_fetch_it_once(stub: StubServer, plays
     assert not there._coming
 
 
+def test_what_was_fetched_ahead_and_left_is_bounded() -> None:
+    with StubServer() as server:
+        place = place_at(server.root / "set")
+        liveset.optimize(lambda n: {"n": n}, range(100), place, chunk_size=1, num_workers=1, verbose=False)
+        dataset = liveset.StreamingDataset(place.url, storage_options=place.storage_options, cache_dir=False)
+        ahead: Any = dataset._chunks
+        for start in range(0, 100, 2):
+            assert next(iter(dataset.subset(range(start, 100))))["n"] == start
+            for number in range(start, 100, 4):
+                ahead.expect(range(number, 100))
+                ahead.whole(number)
+        assert 0 < len(ahead._coming) <= chunks.MAX_COMING
+
+
+def test_ctrl_c_in_one_thread_is_no_error_of_others() -> None:
+    calls: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def call() -> str:
+        calls.append(threading.current_thread().name)
+        if len(calls) == 1:
+            begun.set()
+            go_on.wait(30)
+            raise KeyboardInterrupt
+        return "good"
+
+    job = Job(call)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(job.result)
+        begun.wait(30)
+        second = pool.submit(job.result)
+        go_on.set()
+        assert second.result(30) == "good"
+        with pytest.raises(KeyboardInterrupt):
+            first.result(30)
+    assert len(calls) == 2
+
+
 def test_nothing_is_fetched_ahead_on_request(stub: StubServer, plays: Place) -> None:
     dataset = liveset.StreamingDataset(plays, max_pre_download=0)
     assert next(iter(dataset))["n"] == 0

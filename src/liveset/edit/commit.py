@@ -129,10 +129,11 @@ def landed(store: Store, index: Index, left: str = "") -> Iterator[None]:
     except CommitInterrupted:
         raise
     except KeyboardInterrupt as error:
-        raise _interrupted_after(store, index, left) from error
+        raise interrupted_after(store, index, left) from error
 
 
-def _interrupted_after(store: Store, index: Index, left: str = "") -> CommitInterrupted:
+def interrupted_after(store: Store, index: Index, left: str = "") -> CommitInterrupted:
+    """Returns what Ctrl-C raises once there is a new version."""
     return CommitInterrupted(
         f"version {index.version} of {store.url} is committed, but what follows was interrupted{left and f': {left}'}.",
         version=index.version,
@@ -346,7 +347,7 @@ class _Commit:
         """What to raise for Ctrl-C in a swap; None when it is certain that nothing was committed."""
         if not self.store.remote:  # here a swap has happened by now, or never will
             with suppress(_Unread):
-                return _interrupted_after(self.store, new) if self.outcome(head, parent, new) is Outcome.COMMITTED else None
+                return interrupted_after(self.store, new) if self.outcome(head, parent, new) is Outcome.COMMITTED else None
         return CommitInterrupted(self.doubt("it was interrupted while it was sent, and may still land"), session=self.session)
 
     def unknown(self) -> CommitUnknown:

@@ -14,12 +14,14 @@ from typing import Any
 from liveset.errors import StateMismatch
 
 PATIENCE = timedelta(seconds=60)
-# How long rank 0 waits for the others, once: a loader that it reads alone must be no trap.
-ANSWERS = timedelta(seconds=5)
+# How long rank 0 waits for the others, and how long once it has waited in vain: a loader that it reads alone must be no trap.
+ANSWERS, LATE_ANSWERS = timedelta(seconds=5), timedelta(milliseconds=500)
 
-# Loaders of each dataset that this process has read.
+# Loaders of each dataset that this process has read, and those datasets of which rank 0 has read one alone, as it seemed.
 _loaders: Counter[str] = Counter()
+_alone: set[str] = set()
 
+DATASET_ORDER = "that of the dataset"
 _SAME = "Read the same loaders in the same order on all ranks, and those of one rank alone with rank=0, world_size=1"
 
 
@@ -36,7 +38,7 @@ class Agreement:
         self._passes: Counter[int] = Counter()
         self._key, self._tells = "", 0
         self._told: dict[str, int] = {}
-        self._url, self._lost, self._alone = "", False, False
+        self._url, self._lost = "", False
 
     def begin(self, url: str, epoch: int) -> None:
         """Begin a pass of an epoch over what lies there; what follows is about this pass."""
@@ -77,14 +79,15 @@ class Agreement:
 
         Args:
             terms: what must be the same, by names.
-            world: number of ranks that read. Where these are not all of the process group, nobody knows which ones they are: then only the
-                order is compared that was given.
+            world: number of ranks that read. Where these are not all of the process group, nobody knows which ones they are: then only
+                orders are compared that were given.
 
         Raises:
-            StateMismatch: they are not, or one of them cannot begin: on all ranks.
+            StateMismatch: they are not, or one of them cannot begin: on all ranks. Where rank 0 did not wait for this one, it may be that
+                it reads another loader, so that this is a warning.
         """
         store, rank, size = _ranks()
-        mine: dict[str, Any] = json.loads(json.dumps(terms))
+        mine: dict[str, Any] = json.loads(json.dumps(terms, default=_plain))
         size = size if world == size else 1
         if rank == 0:
             if problem := self._decide(store, mine, {0: mine} | self._answers(store, size)):
@@ -95,7 +98,12 @@ class Agreement:
         if self._lost or not self._wait(store, f"{self._key}/decided", self._url):
             return
         first, problem = json.loads(store.get(f"{self._key}/decided"))
-        if problem := problem or _compare({0: first, rank: mine}, None if size > 1 else "order"):
+        if problem:
+            raise StateMismatch(problem)
+        if size > 1 and (problem := _compare({0: first, rank: mine})):
+            warnings.warn(f"rank 0 has begun without this rank, and {problem}", stacklevel=5)
+        given = DATASET_ORDER not in (first.get("order"), mine.get("order"))
+        if size == 1 and given and (problem := _compare({0: first, rank: mine}, "order")):
             raise StateMismatch(problem)
 
     def fail(self, error: Exception, world: int) -> None:
@@ -111,11 +119,12 @@ class Agreement:
     def _answers(self, store: Any, size: int) -> dict[int, dict[str, Any]]:
         """Return what the others are going to read by."""
         keys = {rank: f"{self._key}/{rank}" for rank in range(1, size)}
-        if keys and not self._alone:
+        if keys:
             try:
-                store.wait(list(keys.values()), ANSWERS)
+                store.wait(list(keys.values()), LATE_ANSWERS if self._url in _alone else ANSWERS)
+                _alone.discard(self._url)
             except Exception:  # those that come later see for themselves
-                self._alone = True
+                _alone.add(self._url)
         found = {rank: json.loads(store.get(key)) for rank, key in keys.items() if store.check([key])}
         with suppress(Exception):  # not every kind of store can
             for rank in found:
@@ -139,6 +148,11 @@ class Agreement:
                 stacklevel=6,
             )
         return not self._lost
+
+
+def _plain(value: Any) -> Any:
+    """Return what numpy calls a number, or the name of anything else."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def _compare(of_ranks: Mapping[int, dict[str, Any]], only: str | None = None) -> str:

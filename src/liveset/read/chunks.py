@@ -27,7 +27,8 @@ MAX_HELD = 256_000_000
 REQUEST = 1_000_000
 # Bytes that are fetched ahead of an iteration, at most, and of all that go on at the same time.
 AHEAD = 256_000_000
-AHEAD_OF_ALL = 4 * AHEAD
+AHEAD_OF_ALL = 2 * AHEAD
+MAX_COMING = 32
 
 
 class OpenChunks:
@@ -123,8 +124,9 @@ class OpenChunks:
             self._arrived(number)
 
     def _open_whole(self, number: int) -> Chunk:
-        if self.holds(number):
-            return self._open[number]  # another thread was quicker
+        found = self._open.get(number)
+        if found is not None and not isinstance(found, _Ranged):
+            return found  # another thread was quicker
         try:
             record, chunk = self._opened(number)
         except Corrupt as error:
@@ -141,12 +143,13 @@ class OpenChunks:
         try:
             record, buffer = self._file(number)
         except StorageError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not (self._open or self._coming):
                 raise
             # Other datasets of this process have files open, too; ours are opened again when they are wanted.
             with self._lock:
                 self._open.clear()
                 self._held.clear()
+                self._coming.clear()
             record, buffer = self._file(number)
         try:
             return record, open_chunk(buffer, record, self._decoder, self._compression)
@@ -206,8 +209,12 @@ class OpenChunks:
                 if number in self._coming or ((found := self._open.get(number)) is not None and not isinstance(found, _Ranged)):
                     continue
                 self._coming[number] = submit(partial(self._fetch, number))
-                while len(self._coming) > 1 and sum(records[coming].size for coming in self._coming) > self._room_of_all:
+                while len(self._coming) > 1 and self._too_many_come():
                     del self._coming[next(iter(self._coming))]  # of an iteration that was left, most likely
+
+    def _too_many_come(self) -> bool:
+        records = self._snapshot.index.chunks
+        return len(self._coming) > MAX_COMING or sum(records[number].size for number in self._coming) > self._room_of_all
 
     def _ranged(self, number: int) -> Chunk | None:
         """Return a chunk of which single items are fetched; None where the whole file is here, or is the only way."""

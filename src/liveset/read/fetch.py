@@ -22,16 +22,24 @@ class Job(Generic[T]):
         self._begun = threading.Lock()
         self._done = threading.Event()
         self._value: T
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
+        self._left = False
 
     def run(self) -> None:
-        """Make the call, unless somebody does already."""
-        if self._begun.acquire(blocking=False):
-            try:
+        """Make the call, unless somebody does already; what is no ``Exception``, such as Ctrl-C, is raised here and is nobody else's."""
+        begun = False
+        try:
+            begun = self._begun.acquire(blocking=False)
+            if begun:
                 self._value = self._call()
-            except BaseException as error:
-                self._error = error
-            self._done.set()
+        except Exception as error:
+            self._error = error
+        except BaseException:
+            self._left = True
+            raise
+        finally:
+            if begun:
+                self._done.set()
 
     def result(self) -> T:
         """Return what the call returned, or raise what it raised; a call that nobody has begun is made here."""
@@ -39,6 +47,8 @@ class Job(Generic[T]):
         if self._owner != os.getpid() and not self._done.is_set():
             return self._call()  # a thread of the parent process is at it, which does not exist here
         self._done.wait()
+        if self._left:
+            return self._call()
         if self._error is not None:
             raise self._error
         return self._value

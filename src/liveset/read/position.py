@@ -8,6 +8,7 @@ from dataclasses import asdict
 from itertools import cycle, groupby
 from typing import Any
 
+from liveset.read.agreement import DATASET_ORDER
 from liveset.read.epoch import Epoch
 from liveset.read.mixture import AHEAD, CHUNKS
 from liveset.read.reader import Task
@@ -56,7 +57,7 @@ class Position:
     def terms(self) -> dict[str, Any]:
         """Return what must be the same on all ranks that read this epoch, by the names of the arguments that say it."""
         _, workers, batch, _ = self.epoch.stretches[-1]
-        terms = {"order": "that of the dataset", "batch_size": batch, "num_workers": workers}
+        terms = {"order": DATASET_ORDER, "batch_size": batch, "num_workers": workers}
         rules = asdict(self.epoch.rules)
         members = rules.pop("members", ())
         terms |= {_NAMES.get(name, name): value for name, value in rules.items()}

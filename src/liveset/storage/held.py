@@ -7,6 +7,7 @@ import mmap
 import os
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -30,7 +31,7 @@ def usable() -> Iterator[None]:
         yield
     except (OSError, UnsafeStore) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            new = StorageError(f"cannot open a file of the cache: {error.strerror}", file=str(error.filename or ""))
+            new = StorageError(f"cannot open a file for what is fetched: {error.strerror}", file=str(error.filename or ""))
             new.errno = error.errno
             raise new from error
         raise Unusable(reason(error)) from error
@@ -97,16 +98,18 @@ class MemoryFile(HeldFile):
         self.fd = -1
         with usable():
             self.fd = os.memfd_create("liveset")
+        _in_memory.add(self)
 
     def __del__(self) -> None:
         self.close()
 
 
 _opened: set[HeldFile] = set()
+_in_memory: weakref.WeakSet[MemoryFile] = weakref.WeakSet()
 
 
 def _forget_files() -> None:
-    for file in list(_opened):
+    for file in [*_opened, *_in_memory]:
         file.close()
 
 

@@ -350,7 +350,7 @@ class DirectRequests:
             if meaning is None:
                 raise
             flight.busy = isinstance(meaning, Silent) and meaning.busy
-            self._answered = self._answered or isinstance(meaning, NotFound)
+            self._answered |= isinstance(meaning, NotFound) or (isinstance(meaning, AccessDenied) and NO_CREDENTIALS not in str(meaning))
             raise meaning from error
 
 

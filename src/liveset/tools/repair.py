@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -15,7 +15,7 @@ import msgspec
 
 from liveset.edit.adopt import remove_unnamed
 from liveset.edit.changes import Change, Overwrite, Replace, Restore, Stamp, apply, files_of
-from liveset.edit.commit import check_texts, commit, new_token
+from liveset.edit.commit import check_texts, commit, interrupted_after, landed, new_token
 from liveset.edit.keyfiles import KEYS, KeyWriter, ids_of
 from liveset.edit.publish import layout, publish_keys
 from liveset.errors import (
@@ -369,9 +369,21 @@ def _put(store: Store, found: _Verdict) -> None:
         store.write_once(name, data)
     published = [entry.name for entry in store.list("keys") if entry.name == "keys.parquet" or entry.name.startswith("keys/shard-")]
     withdrawn = published if new.edit is not None else []
-    outcome = store.swap_head(new.to_bytes(), head.tag if head is not None else None, withdrawn)
+    try:
+        outcome = store.swap_head(new.to_bytes(), head.tag if head is not None else None, withdrawn)
+    except KeyboardInterrupt as error:
+        now = store.read_head()
+        if now is None or now.data != new.to_bytes():
+            raise
+        raise interrupted_after(store, new) from error
     if outcome is Swap.LOST:
         raise Conflict(f"{store.url}/{HEAD} was replaced while it was being repaired; nothing was changed. Look at it again.")
+    with landed(store, new) if outcome is Swap.SWAPPED else nullcontext():
+        _finish_put(store, found, outcome)
+
+
+def _finish_put(store: Store, found: _Verdict, outcome: Swap) -> None:
+    new = found.new
     now = store.read_head()
     if outcome is Swap.UNKNOWN and (now is None or now.data != new.to_bytes()):
         raise CommitUnknown(f"nobody knows whether {store.url}/{HEAD} was replaced: the store did not answer. Repair again.")
@@ -424,9 +436,10 @@ def _quarantine(store: Store, index: Index, bad: Sequence[Damage], message: str,
     except (DatasetError, OSError):
         remove_unnamed(store, writer.written, None)
         raise
-    remove_unnamed(store, writer.written, new)
-    if new.edit is not None and new.edit.key_files is not None:
-        publish_keys(store, new)
+    with landed(store, new):
+        remove_unnamed(store, writer.written, new)
+        if new.edit is not None and new.edit.key_files is not None:
+            publish_keys(store, new)
     return new
 
 

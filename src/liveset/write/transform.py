@@ -146,7 +146,7 @@ def transform(
         CommitUnknown: the store did not say whether the commit landed; ``was_committed`` tells later.
         ValueError: an argument has no meaning.
 
-    Whatever is raised but CommitUnknown: nothing was changed.
+    Whatever is raised but CommitUnknown, and CommitInterrupted by Ctrl-C: nothing was changed.
 
     Example:
         >>> def flip(sample):
