@@ -37,8 +37,8 @@ CREATE = "create"
 """The condition that no object has the key yet."""
 PART = 8 << 20
 """Bytes asked for at once of an object that is fetched whole, and put at once of a large one."""
-PIECE = 64 << 10
-"""Bytes that are written at once of what comes: more of them would first be joined in memory that is new each time."""
+PIECE = 1 << 20
+"""Bytes that are written at once of what comes: with fewer, downloads wait for the thread that reads at each of them."""
 TIMEOUT = 60.0
 """How long the client waits for the answer to a request, with its body."""
 UPLOAD_TIMEOUT = 240.0
