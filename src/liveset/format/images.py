@@ -272,7 +272,11 @@ def decode(data: bytes, into: np.ndarray[Any, Any] | None = None) -> np.ndarray[
     try:
         from PIL import Image
     except ImportError:
-        return _decode_torchvision(data)
+        found = _decode_torchvision(data)
+        if into is None or into.shape != found.shape:
+            return found
+        into[...] = found
+        return into
     try:
         image: Any = Image.open(io.BytesIO(data))
         if image.mode.startswith("I;16"):  # convert() would clip 16-bit grey instead of scaling it

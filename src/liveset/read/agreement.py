@@ -1,4 +1,4 @@
-"""One loop on all ranks: they read the version that rank 0 reads, in the same way, or none of them begins the epoch."""
+"""One loop on all ranks: they read the version that rank 0 reads, in the same way; where rank 0 sees that they do not, none begins."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MAX_OPEN = 128
 MAX_HELD = 256_000_000
 # A request costs about as much as fetching this many bytes; a chunk is fetched whole when its parts have cost as much.
 REQUEST = 1_000_000
-# Bytes that are fetched ahead of an iteration, at most, and of all that go on at the same time.
+# Bytes that are fetched ahead of an iteration, at most; of all that go on at the same time, and how many files those are.
 AHEAD = 256_000_000
 AHEAD_OF_ALL = 2 * AHEAD
 MAX_COMING = 32
@@ -143,7 +143,7 @@ class OpenChunks:
         try:
             record, buffer = self._file(number)
         except StorageError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE) or not (self._open or self._coming):
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             # Other datasets of this process have files open, too; ours are opened again when they are wanted.
             with self._lock:
@@ -175,11 +175,7 @@ class OpenChunks:
             job = self._coming.get(number)
             if job is None:
                 job = self._coming[number] = Job(partial(self._fetch, number))  # for all threads that want it now
-        try:
-            record, buffer = job.result()
-        except BaseException:
-            self._arrived(number)
-            raise
+        record, buffer = job.result()
         if not self._verify:
             return record, buffer
         data = bytes(buffer[:])

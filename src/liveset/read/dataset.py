@@ -271,8 +271,7 @@ class StreamingDataset(Training):
 
     def key_at(self, position: int) -> str | int:
         """Return the key of the sample at a position."""
-        number = check_position(position)
-        return self.keys.at(number)
+        return self.keys.at(position)
 
     def get_by_key(self, key: Any) -> Any:
         """Return the sample with a key.

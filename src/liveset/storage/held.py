@@ -92,7 +92,7 @@ class HeldFile:
 
 
 class MemoryFile(HeldFile):
-    """A file of Linux that is on no disk: filling it costs half as much as filling memory, whose pages are cleared first."""
+    """A file of Linux that is on no disk: filling it costs less than filling memory, whose pages are cleared first."""
 
     def __init__(self) -> None:
         self.fd = -1

@@ -372,7 +372,9 @@ def _put(store: Store, found: _Verdict) -> None:
     try:
         outcome = store.swap_head(new.to_bytes(), head.tag if head is not None else None, withdrawn)
     except KeyboardInterrupt as error:
-        now = store.read_head()
+        now = None
+        with suppress(DatasetError, OSError):  # then nobody knows; the same repair tells
+            now = store.read_head()
         if now is None or now.data != new.to_bytes():
             raise
         raise interrupted_after(store, new) from error
