@@ -271,6 +271,7 @@ class StreamingDataset(Training):
 
     def key_at(self, position: int) -> str | int:
         """Return the key of the sample at a position."""
+        position = check_position(position)  # told also where there are no keys
         return self.keys.at(position)
 
     def get_by_key(self, key: Any) -> Any:
